@@ -171,7 +171,7 @@ impl Engine {
         }
     }
 
-    /// Measures the rate of one round, which must execute the given number of thread instructions.
+    /// Measures the rate of one round, in which each launch must execute `instructions` thread instructions.
     fn round(&mut self, instructions: u64) -> Result<Rate> {
         let mut done = 0;
         let time = timed(self.workers, || {
@@ -187,8 +187,8 @@ impl Engine {
     }
 }
 
-/// Returns the total run-queue wait of this process's threads in ns, without that of the calling thread. Returns 0 if
-/// the kernel does not report it.
+/// Returns the total run-queue wait of this process's threads in ns, excluding the calling thread. Returns 0 if the
+/// kernel does not report it.
 fn waited() -> u64 {
     let own = rustix::thread::gettid().as_raw_pid().to_string();
     let Ok(tasks) = std::fs::read_dir("/proc/self/task") else { return 0 };
@@ -204,7 +204,7 @@ fn waited() -> u64 {
 /// Duration of a measurement.
 #[derive(Clone, Copy, Debug)]
 struct Time {
-    /// Duration in seconds, without the run-queue wait.
+    /// Duration in seconds, excluding the run-queue wait.
     seconds: f64,
     /// Fraction of the threads' time spent waiting for a CPU.
     waited: f64,
@@ -252,7 +252,7 @@ fn plain(threads: usize) -> Result<Rate> {
                 }
                 black_box(value);
                 done.wait();
-                // Read the thread's wait before the thread exits.
+                // Keep the thread alive until its wait has been read.
                 done.wait();
             })
         })
@@ -285,7 +285,7 @@ fn in_turns(mut one: impl FnMut() -> Result<Rate>, mut two: impl FnMut() -> Resu
     Ok([rate(&rounds[0])?, rate(&rounds[1])?])
 }
 
-/// Returns the metrics of one loop.
+/// Returns the metrics of one kernel or loop.
 fn metrics(name: &str, [one, two]: [Rate; 2], first: Target, second: Target) -> [Metric; 3] {
     let one_core = Metric::plain(format!("compute.{name}.one_core"), one.millions, "M/s");
     [

@@ -23,11 +23,11 @@ use rig::in_process_vm::{CardConfig, MIB, wait};
 
 /// Number of measurements per cost.
 const ROUNDS: usize = 2_001;
-/// Size of the card and the VM in MiB.
+/// VRAM size of the VM in MiB. The card has twice as much memory.
 const VM_MIB: u64 = 32;
 /// Number of operations in a large batch.
 const OPERATIONS: u32 = 513;
-/// An aperture page that no channel uses.
+/// Number of an aperture page that no channel uses.
 const PLAIN_PAGE: u64 = 100;
 /// Number of bytes copied to measure the read speed of tables.
 const COPIED: usize = 32 << 20;

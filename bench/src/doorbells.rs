@@ -18,7 +18,7 @@ const ROUNDS: usize = 7;
 const DOORBELLS: usize = 20_000;
 /// Number of doorbells in flight in the queued measurement.
 const QUEUED: usize = 8;
-/// Size of the card and the VM in MiB.
+/// VRAM size of the VM in MiB. The card has twice as much memory.
 const MIB: u64 = 32;
 
 /// Result of one round.
@@ -36,7 +36,7 @@ fn ring(driver: &mut Driver, channel: &mut Channel, queued: usize) -> Result<Rou
         let began = Instant::now();
         let mut between = Duration::ZERO;
         for _ in 0..queued {
-            // Also measure the guest's own time, which includes writing to the ring and the push buffers.
+            // Exclude the guest's own time, which includes writing to the ring and the push buffers.
             let own = Instant::now();
             let put = driver.queue_fenced(channel, &object(CE0));
             between += own.elapsed();

@@ -5,7 +5,7 @@
 //! so chunks are evicted and returned. The part `placed` models the mediator for guests on a card without page faults:
 //! chunks that do not fit remain in host memory for the whole run, and are accessed there.
 //!
-//! Chunks have 128 KiB. With 2 MiB chunks, these programs would have only three to six chunks, which would leave little
+//! Chunks are 128 KiB. With 2 MiB chunks, these programs would have only three to six chunks, which would leave little
 //! choice.
 
 mod optimum;
@@ -21,12 +21,12 @@ use optimum::{Optimum, optimum};
 use replay::{Contender, Copied, Instance, Known, Sees, interleave, replay};
 use trace::{BLOCK, Trace};
 
-/// Programs in figure 5 of the `swap` benchmark.
+/// Names and scales of the programs in figure 5 of the `swap` benchmark.
 const PROGRAMS: [(&str, u32); 6] =
     [("backprop", 40), ("bfs", 15), ("hotspot", 60), ("lud", 8), ("srad", 40), ("srad2", 40)];
 /// Card sizes, in percent of the memory in use.
 const PERCENT: [usize; 4] = [90, 75, 50, 25];
-/// Number of seeds of `random`.
+/// Number of seeds with which the `random` policy is measured.
 const SEEDS: u64 = 20;
 /// Input seeds of the two instances, and of the profiling run.
 const INPUTS: [u64; 3] = [1, 3, 2];
@@ -120,7 +120,7 @@ struct Runs {
     known: Known,
 }
 
-/// Measures all parts, or only those with a name that contains `only`.
+/// Measures all parts, or only those whose name contains `only`.
 pub fn run(only: Option<&str>) -> Result<Vec<Metric>> {
     let wants = |part: &str| only.is_none_or(|only| part.contains(only));
     let record = |(name, scale)| -> Result<Runs> {

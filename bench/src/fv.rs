@@ -19,7 +19,7 @@ use crate::report::{Interval, Metric, Target, median, order};
 const MIN_ROUNDS: usize = 9;
 /// Number of rounds per workload for the default mode and its baseline.
 const MAX_ROUNDS: usize = 25;
-/// Size of each card, and VRAM size of the passthrough VM, in MiB.
+/// VRAM size of each card, and thus of the passthrough VM, in MiB.
 const CARD_MIB: u32 = 512;
 /// VRAM size of a mediated VM in MiB.
 const VRAM_MIB: u32 = 384;

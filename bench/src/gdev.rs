@@ -2,8 +2,8 @@
 //! aperture and with the copy engine. Also measures the library's cost with the papers' workloads, which run with the
 //! library and with a driver that issues the same ioctls without it.
 //!
-//! The link is modelled for copies. A copy engine is as fast as the guest's CPU, which is measured on a first machine.
-//! Both stages of a large copy therefore take the same time, as on the papers' hosts.
+//! For copies, the link's speed is modelled: a copy engine is as fast as the guest's CPU, which is measured first, in a
+//! separate VM. Both stages of a large copy therefore take the same time, as on the papers' hosts.
 //!
 //! Copies of pinned memory, as in the paper's figure 5, are not split into chunks. They are reported as `link` in
 //! figure 3.
@@ -20,7 +20,7 @@ use crate::report::{Interval, Metric, Target, median, order};
 const VM: &str = "gdev";
 /// Kernel version of the guest.
 const KERNEL: &str = "6.12";
-/// Size of the card's memory in MiB.
+/// VRAM size of the card in MiB.
 const CARD_MIB: u32 = 384;
 /// Size of the VM's VRAM in MiB.
 const VRAM_MIB: u32 = 160;
@@ -37,7 +37,7 @@ const SMALL_COUNT: u64 = 50;
 /// Limit on the aperture's time as a multiple of the copy engine's time. After the first size that exceeds it, no
 /// larger sizes are measured. Each word through the aperture is a message, so a copy of 256 KiB takes a second.
 const HOPELESS: f64 = 8.0;
-/// Both directions.
+/// Directions of copies.
 const DIRECTIONS: [&str; 2] = ["write", "read"];
 /// Number of runs of a workload with each driver per round, for the median.
 const RUNS: u64 = 8;

@@ -22,7 +22,7 @@ use crate::report::{Metric, Record, Target};
 const MEASURED_TIME: Duration = Duration::from_secs(10);
 /// Time before the measurement starts.
 const WARM_UP: Duration = Duration::from_millis(700);
-/// Number of rounds of the other guest's kernels, which take 10 ms of card time.
+/// Number of rounds of each kernel, which takes 10 ms of card time.
 const ROUNDS_PER_KERNEL: u32 = 20;
 const IN_FLIGHT: u32 = 32;
 /// Index of the computing VM.
@@ -128,7 +128,7 @@ impl Asking {
                     stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
                     http::get(stream, path)
                 });
-                // A failed request counts as infinite latency.
+                // Record a failed request as an infinite latency.
                 times.push(answer.map_or(f64::INFINITY, |_| began.elapsed().as_secs_f64() * 1e3));
                 std::thread::sleep(PAUSE);
             }

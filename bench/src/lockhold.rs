@@ -1,4 +1,4 @@
-//! Measures the hold times of the card lock and of the VM locks. Guests in this process do work, are added and removed,
+//! Measures the hold times of the card lock and of the VM locks. Guests in this process work, are added and removed,
 //! contend, and run short of memory, while another thread reads a card register. The longest hold is compared with the
 //! longest of these reads, which is a delay that the card or this host can cause at any time. Also measures the CPU
 //! time of each hold, which is the mediator's own contribution.
@@ -22,9 +22,9 @@ use crate::report::{Metric, Target};
 use rig::in_process_vm::{CardConfig, guest, wait};
 
 const MIB: u64 = 1 << 20;
-/// Size of the card and of host memory in MiB.
+/// Size of the card's VRAM and of the host memory for chunks, in MiB.
 const CARD_MIB: u64 = 128;
-/// Size of a VM in MiB.
+/// VRAM size of a VM in MiB.
 const VM_MIB: u64 = 32;
 /// Virtual address of the source buffer.
 const FROM: u64 = 0x100_0000;
@@ -40,7 +40,7 @@ const LONGEST_US: f64 = 1000.0;
 /// Interval between measured accesses. A shorter interval would add too much load.
 const ACCESS_INTERVAL: Duration = Duration::from_millis(1);
 
-/// A VM that does work.
+/// A VM with a channel that copies pages.
 struct Worker {
     driver: Driver,
     channel: Channel,

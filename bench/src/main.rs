@@ -49,7 +49,7 @@ struct Request {
     seconds: Option<u64>,
     /// Number of rounds, for parts with a configurable number of rounds.
     rounds: Option<usize>,
-    /// Comma-separated words. In benchmarks with parts, only parts with a name that contains one of the words run.
+    /// Comma-separated words. In benchmarks with parts, only parts whose name contains one of the words run.
     only: Option<String>,
 }
 

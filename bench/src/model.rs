@@ -134,7 +134,7 @@ macro_rules! quantities {
                 vec![$((stringify!($field), self.$field)),*]
             }
 
-            /// Returns the sum of both counts.
+            /// Returns the sums of these counts and those of `other`.
             #[must_use]
             pub fn plus(&self, other: &Self) -> Self {
                 Self { $($field: self.$field + other.$field,)* }
@@ -161,7 +161,7 @@ quantities! {
     /// Number of VRAM bytes that the guest's CPU accessed with these reads and writes, or through PRAMIN.
     aperture_bytes: "aperture_bytes",
     /// Number of card memory words (up to 8 bytes each) that the mediator's CPU read for the guest: for its accesses,
-    /// its page tables, and pages mapped behind its apertures.
+    /// its page tables, and pages mapped under its apertures.
     vram_words_read: "vram_words_read",
     /// Number of words that the mediator's CPU wrote for the same purposes.
     vram_words_written: "vram_words_written",
@@ -219,7 +219,7 @@ pub struct Bill([f64; ITEMS]);
 
 impl Bill {
     /// Returns the operations that a platform incurs for a guest's operations. For [`Platform::Native`], pass the
-    /// counts of a guest for which all accesses are counted. The result is then the cost of its driver on the host.
+    /// counts of a guest whose accesses are all counted. The result is then the cost of its driver on the host.
     #[must_use]
     pub fn for_counts(platform: Platform, counts: &Counts) -> Self {
         let mut bill = Self::default();

@@ -45,7 +45,7 @@ struct Load {
     channels: u8,
 }
 
-/// A VM that does work.
+/// A VM that copies on its channels.
 pub(super) struct Worker {
     driver: Driver<RemoteGuest>,
     channels: Vec<Channel>,

@@ -3,7 +3,7 @@
 //! and the cost of mapping guest RAM. Also measures the cost of clearing PGRAPH between VMs.
 //!
 //! The parts are `load`, `exits` and `handover`. A guest under TCG has no exits, so each message to the server counts
-//! as an exit. The machine is emulated, so its times are only meaningful in comparison with each other.
+//! as an exit. The machine is emulated, so its times are meaningful only in comparison with each other.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ use crate::report::{Metric, Target, median};
 
 mod handover;
 
-/// Size of the card in MiB.
+/// VRAM size of the card in MiB.
 const CARD_MIB: u32 = 256;
 /// VRAM size of the mediated VM in MiB.
 const VM_MIB: u32 = 192;
@@ -27,7 +27,7 @@ const VM_MIB: u32 = 192;
 const ROUNDS: usize = 5;
 /// Name of the step that unbinds and rebinds the driver.
 const LOAD: &str = "load";
-/// Workloads, by name.
+/// Names and commands of the workloads.
 const WORKLOADS: [(&str, &str); 4] = [
     ("copy", "copy --engine ce0 --from vram --to vram --size 65536 --count 20"),
     ("fences", "fences --count 50"),
@@ -38,9 +38,9 @@ const WORKLOADS: [(&str, &str); 4] = [
 const COUNTS: [(&str, &str); 3] =
     [("region_reads", "exits_that_read"), ("region_writes", "exits_that_write"), ("posted", "posted")];
 
-/// Size of the card of the machine's daemon, in MiB.
+/// VRAM size in MiB of the card that the daemon inside the machine manages.
 const INNER_MIB: u32 = 64;
-/// VRAM size of the VM of the machine's daemon, in MiB.
+/// VRAM size in MiB of the VM that the daemon inside the machine serves.
 const INNER_VM_MIB: u32 = 16;
 /// Amount of RAM to map with huge pages, in MiB.
 const LENT_HUGE_MIB: u32 = 512;
@@ -179,7 +179,7 @@ fn read(text: &str) -> Result<BTreeMap<String, Values>> {
     Ok(found)
 }
 
-/// Measures exits and RAM mapping in a machine that has a card behind VFIO.
+/// Measures exits and RAM mapping in a machine whose daemon drives a passed-through card through VFIO.
 fn machine() -> Result<Vec<Metric>> {
     let mut files = Files::default();
     let vms = vm_toml("a", INNER_VM_MIB) + TRAPPED;

@@ -1,7 +1,7 @@
 //! Paravirtualization: GPUvm's figures 4 and 5 and tables 2 to 4 on this system. Runs the papers' workloads in three
-//! kinds of guests: guests with the stock driver under full virtualization (shadowing as published for GPUvm, with
-//! remapped apertures, with lazy shadowing, with both, and with the defaults), guests with the modified driver (one
-//! call per entry, and batches), and a guest with a passed-through card.
+//! kinds of guests: with the stock driver under full virtualization, with the modified driver, and with a
+//! passed-through card. The variants of full virtualization are shadowing as published for GPUvm, remapped apertures,
+//! lazy shadowing, both, and the defaults. The variants of the modified driver are one call per entry, and batches.
 //!
 //! All VMs run concurrently, each on its own software card, and take turns for each workload. The report shows the
 //! measured time next to the time from a model ([`crate::model`]), which multiplies the guest's operations in each
@@ -31,7 +31,7 @@ use counting::Phases;
 
 /// Default number of rounds of each workload.
 const ROUNDS: usize = 5;
-/// Size of each card in MiB.
+/// VRAM size of each card in MiB.
 const CARD_MIB: u32 = 384;
 /// VRAM size of a mediated VM in MiB.
 const VRAM_MIB: u32 = 256;
@@ -156,7 +156,7 @@ fn emulation(vm: &Vm) -> Result<f64> {
     Ok(median(&factors).context("no measurement")?.max(1.0))
 }
 
-/// Returns the duration of one run in seconds by phase, measured with the guest's clock if the guest reports it.
+/// Returns the duration of each phase of one run in seconds, measured with the guest's clock if the guest reports it.
 fn once(vm: &Vm, workload: &str) -> Result<BTreeMap<&'static str, f64>> {
     if workload == DRIVER {
         let began = Instant::now();

@@ -22,12 +22,12 @@ pub enum Target {
     None,
 }
 
-/// One figure.
+/// A figure of a benchmark.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Metric {
     /// Name. Its parts are separated by dots.
     pub name: String,
-    /// Value.
+    /// Measured or modelled value.
     pub value: f64,
     /// Unit of value and baseline.
     pub unit: Cow<'static, str>,
@@ -148,7 +148,7 @@ impl Metric {
     }
 }
 
-/// Prints the table.
+/// Prints the metrics as a table.
 pub fn print(metrics: &[Metric]) {
     println!(
         "{:44} {:>14} {:8} {:>14} {:>8} {:>15} {:>10}  met  what others report",
@@ -174,7 +174,7 @@ pub fn print(metrics: &[Metric]) {
     }
 }
 
-/// Formats a value. Small values get enough digits to distinguish them.
+/// Formats a value with one decimal place, or with three if its magnitude is less than 10.
 fn shown(value: f64) -> String {
     if value.abs() < 10.0 { format!("{value:.3}") } else { format!("{value:.1}") }
 }
@@ -190,7 +190,7 @@ pub fn order(count: usize, round: usize) -> Vec<usize> {
     order
 }
 
-/// Returns a quantile of the measurements, given as a fraction `part`, such as 0.99.
+/// Returns the quantile of the measurements at the fraction `part`, such as 0.99.
 pub fn quantile(values: &[f64], part: f64) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -79,7 +79,7 @@ fn equal(vms: usize) -> Vec<f64> {
     vec![1.0 / vms as f64; vms]
 }
 
-/// Returns the VMs' entitlements, which depend on their weights.
+/// Returns the VMs' entitlements as fractions of the GPU time, which are proportional to their weights.
 fn due(guests: &[Guest]) -> Vec<f64> {
     let weight = |guest: &Guest| f64::from(guest.params.weight);
     let sum: f64 = guests.iter().map(weight).sum();
@@ -132,7 +132,7 @@ const PARTS: [Part; 13] = [
     ("scale", scale),
 ];
 
-/// Measures all parts, or only those with a name that contains `only`.
+/// Measures all parts, or only those whose name contains `only`.
 pub fn run(only: Option<&str>) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for (_, part) in PARTS.iter().filter(|(name, _)| only.is_none_or(|only| name.contains(only))) {
@@ -290,7 +290,7 @@ fn unequal_copies() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures four equal VMs with four instances each, which start at intervals of 30 s.
+/// Measures four equal VMs, which start at intervals of 30 s and run four instances each.
 fn gdev_figure_16() -> Result<Vec<Metric>> {
     let guest = |vm: u64| {
         let stream =
@@ -421,7 +421,7 @@ fn rogues() -> Result<Vec<Metric>> {
             let outcome = play(config, 20, guests, 1)?;
             let part = |vm| outcome.used(vm, Engine::Compute, WARM_UP_NS, 20 * SECOND) as f64 / (19 * SECOND) as f64;
             let least = (0..3).map(part).fold(1.0, f64::min);
-            // For a share of 25 %, the target corresponds to one percent of the total time.
+            // For a share of 25 %, the target permits a loss of one percent of the total time.
             let target = if name == "band" { Target::AtLeast(96.0) } else { Target::None };
             metrics.push(percent(format!("sched.rogue.{rogue}.{name}.neighbours"), least / 0.25).target(target));
         }

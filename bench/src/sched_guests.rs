@@ -40,7 +40,8 @@ const HALF: u64 = 500 * MS;
 const TENTH: u64 = 100 * MS;
 /// Offset between the starts of consecutive shorter windows in ns.
 const WINDOW_STEP_NS: u64 = 10 * MS;
-/// Number of kernels that a guest keeps in flight. It is the same for short and long kernels, so that policies differ.
+/// Number of kernels that a guest keeps in flight. It is the same for short and long kernels, so that the policies'
+/// results differ.
 const IN_FLIGHT: u32 = 16;
 /// Number of VMs to boot if only some of them compete.
 const VMS: usize = 16;
@@ -113,7 +114,7 @@ impl Stage {
         self.play_for(row, policy, self.measured, loads)
     }
 
-    /// Calls [`Self::play`] with the measured time `measured`.
+    /// Same as [`Self::play`], but with the measured time `measured`.
     fn play_for(&self, row: &str, (_, settings): Policy, measured: Duration, loads: Vec<Load>) -> Result<Outcome> {
         self.crowd.set(settings)?;
         let outcome =
@@ -124,12 +125,12 @@ impl Stage {
     }
 }
 
-/// Returns a guest that always has kernels of this duration queued, and reports their ends.
+/// Returns a guest that always has kernels of `rounds` rounds queued, and reports their ends.
 fn steady(vm: usize, rounds: u32) -> Load {
     Load::kernels_of(vm, SIDE, rounds, IN_FLIGHT).telling_ends()
 }
 
-/// Returns the duration of a kernel in ns.
+/// Returns the duration of a kernel of `rounds` rounds, in ns.
 fn length_ns(rounds: u32) -> u64 {
     u64::from(rounds) * round_ns(SIDE)
 }
@@ -172,8 +173,8 @@ impl Work {
             .collect()
     }
 
-    /// Returns the share errors in windows of a given length: the mean of each window's largest error, with its
-    /// interval, and the overall largest error.
+    /// Returns the share errors in windows of `window` ns: the largest of the VMs' mean errors, with its interval, and
+    /// the largest error in any window.
     fn errors(&self, row: &str, window: u64, wanted: &[f64], target: Target) -> [Metric; 2] {
         let distances = self.distances(window, wanted);
         let of = |windows: &[usize]| {

@@ -214,7 +214,7 @@ pub fn run() -> Result<Vec<Metric>> {
         Target::AtLeast(0.5),
     ));
 
-    // Make the same change in the other modes, with one flush and one submission in each.
+    // Make the same change in each mode, with one flush and one submission.
     for mode in Mode::ALL {
         let mut world = World::new(mode)?;
         let mut times = Vec::new();

@@ -40,7 +40,7 @@ const CHUNK: u64 = 2 * MIB;
 /// Timeout of all waits.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Returns the time model.
+/// Returns the time model of the benchmark's cards.
 fn time() -> Option<TimeModel> {
     Some(timing(VRAM_RATE, BUS_RATE))
 }

@@ -1,5 +1,5 @@
-//! Measures the cost of a trapped access, in comparison with an echo server on the same type of socket in the same VM,
-//! and the number of messages caused by loading nouveau.
+//! Measures the cost of a trapped access, in comparison with the same VM's access to an echo server on the same type of
+//! socket, and the number of messages caused by loading nouveau.
 
 use anyhow::{Context, Result};
 use serde_json::json;
@@ -12,7 +12,7 @@ use crate::report::{Metric, Target, median};
 
 /// Number of measurements of each kind. The report contains the median.
 const ROUNDS: usize = 7;
-/// Number of accesses per measurement.
+/// Number of reads per measurement.
 const READS: u32 = 3_000;
 const WRITES: u32 = 30_000;
 

@@ -11,7 +11,7 @@ use tests::xen::{Domain, DomainSpec, XenMachine};
 
 use crate::report::{Metric, Target};
 
-/// Size of the card in MiB.
+/// VRAM size of the card in MiB.
 const CARD_MIB: u32 = 128;
 /// VRAM size of the VM in MiB.
 const VM_MIB: u32 = 64;
@@ -50,7 +50,7 @@ impl Exits {
     }
 }
 
-/// Cost of a step: its number of exits and its duration in seconds by this host's clock.
+/// Cost of a step: its number of exits, and its duration in seconds according to this host's clock.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
     exits: Exits,

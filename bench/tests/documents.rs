@@ -29,7 +29,7 @@ const WITHOUT_CONDITIONS: [&str; 11] = [
 const PICTURES_WITHOUT_RAW_FILE: [&str; 1] = ["swap-shares.svg"];
 
 /// Pictures in README.md that `cargo xtask docs` generates from code. Tests of `doc-pages` and `mediatorctl` compare
-/// them.
+/// them with newly generated ones.
 const PICTURES_FROM_CODE: [&str; 2] = ["architecture.svg", "top.svg"];
 
 /// Returns a path relative to the project's root folder.
@@ -37,7 +37,7 @@ fn root(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
 }
 
-/// Returns the names of files in a folder that end with `ending`.
+/// Returns the file names in a folder that end with `ending`.
 fn files(folder: &str, ending: &str) -> BTreeSet<String> {
     let names = fs::read_dir(root(folder)).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     names.filter(|name| name.ends_with(ending)).collect()

@@ -40,7 +40,7 @@ pub struct Identity {
     pub bar3_size: u64,
 }
 
-/// The two memory BARs. Their offsets are translated by page tables that the driver writes.
+/// The two memory BARs. Page tables written by the driver translate offsets in them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Aperture {
     /// BAR1: general VRAM access and the doorbells (USERD).
@@ -270,7 +270,8 @@ pub trait Card: Send + Sync {
     /// Writes bytes at `offset` in a memory BAR. Writes to unmapped pages are dropped.
     fn aperture_write(&self, aperture: Aperture, offset: u64, data: &[u8]);
 
-    /// Maps `memory` for the card at the I/O virtual address `iova`, until [`Card::unmap_dma`] with the same range.
+    /// Maps `memory` for the card at the I/O virtual address `iova`, until [`Card::unmap_dma`] is called with the same
+    /// range.
     ///
     /// # Errors
     /// Returns a [`DmaError`] if the memory cannot be mapped.

@@ -34,8 +34,8 @@ impl Layout {
     }
 }
 
-/// Writes a channel's instance block, clears its USERD page and work area, and registers the channel with the card in
-/// the stopped state.
+/// Writes a channel's instance block, clears its USERD page and work area, and registers the channel with the card as
+/// stopped.
 pub(crate) fn bind(host: &mut impl Host, layout: &Layout, channel: ChannelId, block: &[u8; BLOCK]) {
     host.vram_write(layout.userd(channel), &[0; BLOCK]);
     for (_, page, _) in layout.work_pages(channel, channel.into()) {
@@ -46,7 +46,7 @@ pub(crate) fn bind(host: &mut impl Host, layout: &Layout, channel: ChannelId, bl
     make_known(host, layout, channel);
 }
 
-/// Registers a channel, whose structures must be in VRAM, with the card in the stopped state.
+/// Registers a channel with the card as stopped. The channel's structures must be in VRAM.
 pub(crate) fn make_known(host: &mut impl Host, layout: &Layout, channel: ChannelId) {
     let instance = layout.instance(channel);
     host.write32(
@@ -63,7 +63,7 @@ pub(crate) fn unbind(host: &mut impl Host, channel: ChannelId) {
     host.write32(pfifo::CHANNEL::at(channel.0.into()), 0);
 }
 
-/// Clears a channel's data in the host's part of VRAM.
+/// Clears a channel's instance block and USERD page.
 pub(crate) fn clear(host: &mut impl Host, layout: &Layout, channel: ChannelId) {
     host.vram_write(layout.instance(channel), &[0; BLOCK]);
     host.vram_write(layout.userd(channel), &[0; BLOCK]);
@@ -95,7 +95,7 @@ pub(crate) fn kicked(host: &mut impl Host) -> (ChannelId, bool) {
     (ChannelId(channel), pfifo::PREEMPT::PENDING.is_set(state))
 }
 
-/// Starts removing a channel from its engines, and polls a few times until it has left.
+/// Starts removing a channel from its engines, and polls briefly. Returns an error if the channel has not left by then.
 pub(crate) fn kick(host: &mut impl Host, channel: ChannelId) -> Result<(), Stuck> {
     ask_kick(host, channel);
     if (0..MAX_LEAVE_POLLS).any(|_| !kicked(host).1) { Ok(()) } else { Err(Stuck { channel }) }

@@ -93,9 +93,9 @@ impl Channels {
         self.deferred
     }
 
-    /// Returns the VMs with work in flight that has progressed since the last call, or is now in a PBDMA or an engine.
-    /// The work of such a VM may have raised the engine's non-stall interrupt in the middle of a submission. Work that
-    /// starts later cannot have raised it, so call this before [`Self::completed`].
+    /// Returns the VMs with work in flight that has progressed since the last call, or is now in a PBDMA or on an
+    /// engine. The work of such a VM may have raised the engine's non-stall interrupt in the middle of a submission.
+    /// Work that starts later cannot have raised it, so call this before [`Self::completed`].
     pub fn at_work(&mut self, host: &mut impl Host, engine: u32) -> BTreeSet<TenantId> {
         let mut working = BTreeSet::new();
         if 1u32.checked_shl(engine).unwrap_or(0) & ENGINES != 0
@@ -105,7 +105,7 @@ impl Channels {
         {
             working.insert(vm);
         }
-        // Channels that are skipped here are handled by the next interrupt or the next poll for completions.
+        // Channels that are skipped here are polled at the next interrupt or at the next poll for completions.
         for physical in due(&self.vms, &self.slots).0 {
             let Some(Slot::Bound(bound)) = self.slots.get_mut(usize::from(physical.0)) else { continue };
             let moved = moved(host, physical, &mut bound.ring);
@@ -116,8 +116,8 @@ impl Channels {
         working
     }
 
-    /// Returns the VMs with ended work that have not been notified yet, because an engine's interrupt may also be for
-    /// them. Call this after [`Self::completed`].
+    /// Returns the VMs with ended work that have not been notified yet. An engine's interrupt may also be for them.
+    /// Call this after [`Self::completed`].
     pub fn news(&mut self, engine: u32) -> BTreeSet<TenantId> {
         let bit = 1u32.checked_shl(engine).unwrap_or(0) & ENGINES;
         let mut told = BTreeSet::new();
@@ -178,8 +178,8 @@ fn due(vms: &BTreeMap<TenantId, Vm>, slots: &[Slot]) -> (Vec<ChannelId>, Vec<(Te
 }
 
 /// Returns the number of oldest records that have certainly ended: all up to the newest one with a released semaphore.
-/// The card executes a channel's methods in order, so earlier records have ended even if their own release was
-/// swallowed.
+/// The card executes a channel's methods in order, so earlier records have ended even if the card did not execute their
+/// own release.
 fn released(host: &mut impl Host, layout: &Layout, physical: ChannelId, ring: &Ring) -> usize {
     let fetched = ring.fetched();
     let mut newest = ring.records.iter().take(fetched).enumerate().rev();

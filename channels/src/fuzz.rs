@@ -93,7 +93,7 @@ impl Bytes<'_> {
             21 => Op::NonStall(self.byte() % 8),
             22 => Op::Look(self.wide()),
             _ => match self.byte() % 16 {
-                // Only in tests: waiting for a hung card would take too long in a fuzzer.
+                // Hang the card only in tests, because waiting for it would take too long in a fuzzer.
                 0 if cfg!(test) => Op::Hang(second, channel),
                 1 => Op::LetGo,
                 2 => Op::Destroy(second),

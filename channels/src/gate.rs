@@ -1,7 +1,7 @@
 //! Admission of either all VMs or one VM at a time to PGRAPH.
 //!
 //! PGRAPH's multiprocessors retain data from kernels. To protect this residue from other VMs, a host clears it before
-//! admitting another VM's channels. A channel without a PGRAPH context always runs.
+//! admitting another VM's channels. A channel without a PGRAPH context needs no admission.
 
 use crate::card;
 use crate::image::image_vas;
@@ -67,8 +67,9 @@ impl Channels {
     }
 
     /// Makes a channel run without its PGRAPH context from now on, or with it while its VM is admitted. The caller must
-    /// have no record of work in flight. This function checks the card. Returns false if the channel is on an engine,
-    /// in which case the caller must retry. Returns true if the channel has no PGRAPH context or is not bound.
+    /// know of no work in flight on the channel. This function also checks the card. Returns false if the channel is on
+    /// an engine, in which case the caller must retry. Returns true if the channel has no PGRAPH context or is not
+    /// bound.
     pub fn set_only_copies(&mut self, host: &mut impl Host, physical: ChannelId, only: bool) -> bool {
         let Some(bound) = self.bound(physical).filter(|bound| bound.contexts.first().is_some_and(Option::is_some))
         else {

@@ -1,4 +1,4 @@
-//! Context images: channel state that an engine's firmware saves while the engine is used by other channels.
+//! Context images: channel state that an engine's firmware saves while other channels use the engine.
 //!
 //! To load a context, PGRAPH's firmware writes registers anywhere in BAR0, as listed in the image. The host therefore
 //! owns the images, and a guest's pointer only indicates that a context exists. The card's pointer refers to the

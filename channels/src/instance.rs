@@ -23,7 +23,7 @@ const _: () = assert!(context::CE1 + 8 - context::GR == CONTEXTS_BYTES as u64);
 /// Reason for rejecting a guest's instance block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InstanceError {
-    /// The data is not as long as an instance block.
+    /// The data is shorter than an instance block.
     #[error("the instance block is shorter than 4096 bytes")]
     Short,
     /// USERD is not in VRAM.
@@ -46,9 +46,9 @@ pub struct GuestInstance {
     pub gp_base: GpuVa,
     /// Log2 of the number of entries in the ring.
     pub gp_entries_log2: u32,
-    /// Saved state: index of the entry after the last one consumed. Not validated.
+    /// Saved state: index of the entry after the last one consumed. The value is not validated.
     pub gp_get: u32,
-    /// Saved state: index of the entry after the last one known to be written. Not validated.
+    /// Saved state: index of the entry after the last one known to be written. The value is not validated.
     pub gp_put: u32,
     /// Location of the guest's page directory.
     pub directory: Place,
@@ -100,8 +100,8 @@ impl GuestInstance {
     }
 
     /// Returns the card's instance block. It contains constants, the host's USERD, ring and directory, and the host's
-    /// image for each engine for which the guest has a context. The address limit covers all virtual addresses, because
-    /// the host's addresses are at the end. The saved PBDMA state is all zeros.
+    /// image for each engine with a guest context. The address limit covers all virtual addresses, because the host's
+    /// addresses are at the end. The saved PBDMA state is all zeros.
     pub(crate) fn block(&self, span: Span, userd: VramAddr, directory: VramAddr) -> [u8; BLOCK] {
         let mut block = constants(span);
         put_wide(&mut block, ramfc::USERD_LO, userd.0);

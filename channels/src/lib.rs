@@ -25,7 +25,7 @@
 //! - [`RunState`]: the states of a channel, and their transitions;
 //! - [`Watchdog`]: detects engines without progress;
 //! - `gate`: controls access to PGRAPH ([`Channels::admit`]);
-//! - the traits that a user implements, on one object: [`Host`] for the card, [`GuestMemory`] for rereading engine
+//! - the traits that the caller implements, on one object: [`Host`] for the card, [`GuestMemory`] for rereading engine
 //!   context pointers, [`GuestRing`] for the guest's rings.
 //!
 //! A guest's instance block is read only at defined points: the whole block at bind (the caller copies it once), and
@@ -109,16 +109,16 @@ pub use tenant::TenantId;
 
 /// Interface to the card for channels. Implementers must record card failures.
 pub trait Host {
-    /// Reads a BAR0 register.
+    /// Reads the BAR0 register at byte offset `offset`.
     fn read32(&mut self, offset: u32) -> u32;
 
-    /// Writes a BAR0 register.
+    /// Writes the BAR0 register at byte offset `offset`.
     fn write32(&mut self, offset: u32, value: u32);
 
-    /// Reads VRAM.
+    /// Fills `data` from VRAM at `address`.
     fn vram_read(&mut self, address: VramAddr, data: &mut [u8]);
 
-    /// Writes VRAM.
+    /// Writes `data` to VRAM at `address`.
     fn vram_write(&mut self, address: VramAddr, data: &[u8]);
 
     /// Makes all VRAM writes visible to the card's units. Called before a command that makes the card read written

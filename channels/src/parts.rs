@@ -4,7 +4,7 @@ use crate::{GuestMemory, GuestRing, Host, Place, Unmapped, Unreadable};
 use nvspec::addr::{GpuVa, VramAddr};
 use nvspec::fifo::ChannelId;
 
-/// A card, and the guest with the structures or the ring to be read.
+/// A card, and the guest memory or ring to be read.
 #[derive(Debug)]
 pub struct Parts<'a, H, G> {
     /// Card interface.

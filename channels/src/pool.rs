@@ -103,14 +103,16 @@ pub struct Channels {
     golden: Golden,
     pub(crate) slots: Vec<Slot>,
     pub(crate) vms: BTreeMap<TenantId, Vm>,
-    /// Index of the next of the two runlist pages to be written.
+    /// Index of the runlist page to write next, 0 or 1.
     next_page: usize,
-    /// Number from which to search for a free channel, so that freed numbers are reused as late as possible.
+    /// Channel number at which the next search for a free channel starts, so that freed numbers are reused as late as
+    /// possible.
     next_slot: usize,
     serial: u64,
     /// Number of the next submission.
     pub(crate) submissions: u64,
-    /// True if a submission appears to have ended while an engine is still running its channel.
+    /// True if the last poll for completions skipped channels, or found a submission that appears to have ended while
+    /// an engine is still running its channel.
     pub(crate) deferred: bool,
     pub(crate) watchdog: Watchdog,
     pub(crate) preemptions: Preemptions,
@@ -233,8 +235,8 @@ impl Channels {
     /// channel's position.
     ///
     /// # Errors
-    /// Returns [`Stuck`] if the channel has not left its engines yet. The VM has lost the channel, but it cannot be
-    /// reused before [`Self::let_go`].
+    /// Returns [`Stuck`] if the channel has not left its engines yet. The VM has lost the channel, but the channel's
+    /// number cannot be reused before [`Self::let_go`].
     pub fn unbind(&mut self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId) -> Result<(), Stuck> {
         let Some(record) = self.vms.get_mut(&vm) else { return Ok(()) };
         record.refused.remove(&channel.0);
@@ -256,7 +258,7 @@ impl Channels {
         kicked
     }
 
-    /// Permits or prevents the scheduling of the channel by the card. Returns `false` if the channel is not bound.
+    /// Lets the card schedule the channel, or prevents this. Returns `false` if the channel is not bound.
     pub fn enable(
         &mut self,
         card: &mut (impl Host + GuestMemory),
@@ -322,8 +324,8 @@ impl Channels {
         }
     }
 
-    /// Prevents the card from scheduling a VM's channels for the given reason, even if the guest enables them, or
-    /// removes this reason. Channels on an engine stay there until they are preempted or their work ends.
+    /// Adds a reason for pausing a VM's channels, or removes it. The card does not schedule paused channels, even if
+    /// the guest enables them. Channels on an engine stay there until they are preempted or their work ends.
     pub fn pause(&mut self, host: &mut impl Host, vm: TenantId, why: Pause, paused: bool) {
         let Some(record) = self.vms.get_mut(&vm) else { return };
         record.paused = if paused { record.paused | why.bit() } else { record.paused & !why.bit() };
@@ -333,8 +335,9 @@ impl Channels {
         }
     }
 
-    /// Prevents a physical channel from running, even if its guest enables it, or lets it run again. Work that it has
-    /// started is kept, and the channel leaves its engine as if its guest had requested a preemption.
+    /// Prevents a physical channel from running, or lets it run again. A withheld channel does not run even if its
+    /// guest enables it. Its started work is kept, and the channel leaves its engine as if its guest had requested a
+    /// preemption.
     pub fn withhold(&mut self, host: &mut impl Host, physical: ChannelId, withheld: bool) {
         let permit = if withheld { Permit::Withheld } else { Permit::Granted };
         let Some(bound) = self.bound_mut(physical) else { return };
@@ -359,7 +362,7 @@ impl Channels {
         self.bound(channel).map(|bound| (bound.vm, bound.channel))
     }
 
-    /// Returns the channel with an instance block at a VRAM address, and the location of the guest's block, for MMU
+    /// Returns the channel whose instance block is at a VRAM address, and the location of the guest's block, for MMU
     /// faults.
     #[must_use]
     pub fn by_instance(&self, address: VramAddr) -> Option<(TenantId, VirtualChannelId, Place)> {
@@ -368,7 +371,7 @@ impl Channels {
         Some((bound.vm, bound.channel, bound.instance))
     }
 
-    /// Returns the guest channel with an instance block at `instance`, even if its bind was rejected.
+    /// Returns the guest channel whose instance block is at `instance`, even if its bind was rejected.
     #[must_use]
     pub fn by_guest_instance(&self, vm: TenantId, instance: Place) -> Option<VirtualChannelId> {
         let bound = self.bounds_of(vm).find(|bound| bound.instance == instance).map(|bound| bound.channel);
@@ -434,7 +437,7 @@ impl Channels {
         u32::try_from(stuck).unwrap_or(u32::MAX)
     }
 
-    /// Handles a card reset. Frees every channel, including stuck ones. Guests must bind their channels again.
+    /// Frees every channel, including stuck ones, after a card reset. Guests must bind their channels again.
     pub fn card_reset(&mut self) {
         self.preemptions.clear();
         for slot in &mut self.slots {
@@ -468,8 +471,8 @@ impl Channels {
     }
 
     /// Rereads the guest's engine context pointers, and updates the card's block for the contexts that now exist. As on
-    /// hardware, the guest may change a running channel, and the card sees the change when it next loads the context.
-    /// The guest's images are never read, because the host provides the images.
+    /// hardware, the guest may change the pointers of a running channel, and the card sees the change when it next
+    /// loads the context. The guest's images are never read, because the host provides the images.
     ///
     /// If work is in flight, the change is deferred until this work has ended. The change is still made before the next
     /// pull, because work is charged to the engine that the channel's contexts selected at submission.
@@ -542,8 +545,8 @@ impl Channels {
         }
     }
 
-    /// Returns the VMs with a last runlist that has taken effect since [`Self::submit_runlist`] reported that it had
-    /// not. Call this periodically, and when the card reports an accepted runlist.
+    /// Returns the VMs whose last runlist has taken effect since [`Self::submit_runlist`] reported that it had not.
+    /// Call this periodically, and when the card reports an accepted runlist.
     pub fn runlists_taken(&mut self, host: &mut impl Host) -> Vec<TenantId> {
         let waiting: Vec<TenantId> =
             self.vms.iter().filter(|(_, record)| !record.unlisted.is_empty()).map(|(vm, _)| *vm).collect();
@@ -563,8 +566,8 @@ impl Channels {
         !record.unlisted.is_empty()
     }
 
-    /// Submits the union of all VMs' parts. Alternates between two pages, because the card may still be reading the
-    /// previous one.
+    /// Submits the union of all VMs' parts of the runlist. Alternates between two pages, because the card may still be
+    /// reading the previous one.
     pub(crate) fn submit(&mut self, host: &mut impl Host) {
         let list: Vec<ChannelId> = self
             .vms

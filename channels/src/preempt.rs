@@ -83,8 +83,8 @@ impl Channels {
         self.preemptions.advance(host);
     }
 
-    /// Starts removing a physical channel from its engines, bound or [stuck](crate::RunState::Stuck), and polls a few
-    /// times until it has left. If the channel is bound, enabled and listed, the card may schedule it again
+    /// Starts removing a physical channel, bound or [stuck](crate::RunState::Stuck), from its engines, and polls
+    /// briefly until it has left. If the channel is bound, enabled and listed, the card may schedule it again
     /// immediately.
     ///
     /// # Errors
@@ -93,13 +93,13 @@ impl Channels {
         card::kick(host, physical)
     }
 
-    /// Starts removing all of a VM's channels from the engines. The VM is paused, so no channel is scheduled again.
-    /// [`Self::vacating`] returns the remaining channels.
+    /// Starts removing all of a VM's channels from the engines. The VM must be paused, so that no channel is scheduled
+    /// again. [`Self::vacating`] returns the remaining channels.
     pub fn vacate(&mut self, host: &mut impl Host, vm: TenantId) {
         let Some(record) = self.vms.get(&vm) else { return };
-        // A channel without a PBDMA may still have its context on an engine. The engine saves this context, to the old
-        // address of the channel's memory, only when another channel needs the engine. The card does not report such
-        // contexts, so send a request for each channel. Unnecessary requests are cheap.
+        // A channel that is not loaded in a PBDMA may still have its context on an engine. The engine saves this
+        // context, to the old address of the channel's memory, only when another channel needs the engine. The card
+        // does not report such contexts, so send a request for each channel. Unnecessary requests are cheap.
         for physical in record.channels.values().copied().collect::<Vec<_>>() {
             self.preemptions.push(physical);
         }

@@ -16,7 +16,7 @@ use nvspec::fifo::{ChannelId, GpEntry, VirtualChannelId};
 use nvspec::instance::userd;
 use nvspec::mmu::HOST_VA_BASE;
 
-/// Number of guest entries read at a time.
+/// Maximum number of guest entries per read.
 const CHUNK: usize = 64;
 /// Minimum number of free entries that justifies a pull even if not all guest entries fit.
 const WORTHWHILE: u32 = RING_ENTRIES / 4;

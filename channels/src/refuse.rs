@@ -1,4 +1,4 @@
-//! Channels with a bind that the host has rejected. The guest is notified at the channel's first doorbell.
+//! Channels whose bind the host has rejected. The guest is notified at the channel's first doorbell.
 
 use crate::{Channels, Place, TenantId};
 use nvspec::addr::GuestVramAddr;

@@ -1,4 +1,4 @@
-//! First half of ending a channel: the channel does no more work, but its number is not reused yet.
+//! First half of ending a channel: the channel executes no more work, but its number is not reused yet.
 //!
 //! Between the two halves, the channel's work area is removed from its address space. If the number were reused
 //! earlier, other channels in the old address space could write the new channel's semaphores.
@@ -32,8 +32,8 @@ impl Channels {
         kicked
     }
 
-    /// Returns true if a channel was retired and has not been unbound since. Its state then belongs to this binding,
-    /// not to a later one with the same number.
+    /// Returns true if a channel was retired and has not been unbound since. The channel's state then belongs to this
+    /// binding, not to a later one with the same number.
     #[must_use]
     pub fn is_retired(&self, vm: TenantId, channel: VirtualChannelId) -> bool {
         self.physical(vm, channel)

@@ -1,7 +1,7 @@
 //! A channel's positions in the guest's and the host's ring, and its submissions in flight. This module does no I/O.
 //!
-//! A position is the number of host ring entries since bind, and never wraps. An index is a position modulo the ring
-//! size. Positions in the guest's ring are stored as indices.
+//! A position is the number of an entry in the host's ring, counted since bind, and never wraps. An index is a position
+//! modulo the ring size. Positions in the guest's ring are stored as indices.
 
 mod saved;
 
@@ -71,7 +71,7 @@ pub(crate) struct Ring {
     get: u64,
     /// Pulled submissions in flight, oldest first. The card may have fetched the first ones.
     pub(crate) records: VecDeque<Record>,
-    /// Number of submissions so far.
+    /// Number of submissions since bind.
     submitted: u64,
     sequence: u32,
     /// Sequence number of the last completed submission, or 0 if there is none.

@@ -47,7 +47,7 @@ pub(crate) enum Gate {
     Only(Option<TenantId>),
 }
 
-/// Dwords of a guest's instance block that contain its ring progress, as byte offsets and values.
+/// Dwords of a guest's instance block that contain the channel's ring progress, as byte offsets and values.
 pub type SavedWords = [(u64, u32); 3];
 
 /// Presence of a channel on the card.

@@ -12,8 +12,8 @@ use nvspec::mmu::HOST_VA_BASE;
 use nvspec::regs::pfifo;
 
 impl Channels {
-    /// Validates a guest's write to GP_PUT, and uses the engine context pointers that the guest has set. [`Self::pull`]
-    /// then copies the work.
+    /// Validates a guest's write to GP_PUT, and rereads the guest's engine context pointers. [`Self::pull`] then copies
+    /// the work.
     ///
     /// # Errors
     /// Returns a [`DoorbellError`] if the doorbell is rejected.
@@ -39,9 +39,9 @@ impl Channels {
         Ok(Doorbell { vm, virtual_channel: channel, channel: physical, gp_put, serial, order })
     }
 
-    /// Returns the channel with a USERD that contains a guest VRAM address, and the byte offset within it. This
-    /// function must be called for every trapped access to guest VRAM, on any path. If several channels share the page,
-    /// returns the lowest bound channel, or the lowest rejected one if none is bound.
+    /// Returns the channel whose USERD contains a guest VRAM address, and the address's byte offset in the USERD. This
+    /// function must be called for every trapped access to guest VRAM, on any path. If several channels share the USERD
+    /// page, returns the lowest bound channel, or the lowest rejected one if none is bound.
     #[must_use]
     pub fn userd_at(&self, vm: TenantId, address: GuestVramAddr) -> Option<(VirtualChannelId, u64)> {
         let page = address.page();
@@ -51,7 +51,7 @@ impl Channels {
         Some((bound.or_else(refused)?, address.0.checked_sub(page.0)?))
     }
 
-    /// Handles a guest's read of the dword at byte offset `offset` in its USERD. Returns 0 for a channel that is not
+    /// Emulates a guest's read of the dword at byte offset `offset` in its USERD. Returns 0 for a channel that is not
     /// bound. GP_PUT reads as the guest wrote it, and GP_GET reads as an index in the guest's ring. While the card
     /// executes one of the host's completion records, GET reads as the end of the guest range before the record.
     pub fn userd_read(&self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId, offset: u64) -> u32 {
@@ -86,7 +86,7 @@ impl Channels {
     /// an unbound channel, they are kept until it is bound or unbound again. Returns `None` for a channel that was
     /// never bound.
     ///
-    /// All fetched work counts as completed, so the rest of the current range is lost.
+    /// All fetched work is treated as completed, so the rest of the current range is lost.
     pub fn saved_words(&self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId) -> Option<SavedWords> {
         match self.physical(vm, channel) {
             Some(physical) => self.words_of(host, physical),
@@ -159,7 +159,8 @@ impl Channels {
         u64::from(entry) << 32 | u64::from(at)
     }
 
-    /// Returns true for each of PGRAPH and the two copy engines if a physical channel has a context that it may use.
+    /// Returns one flag each for PGRAPH and the two copy engines: true if a physical channel has a context that it may
+    /// use.
     #[must_use]
     pub fn contexts(&self, physical: ChannelId) -> [bool; 3] {
         let Some(bound) = self.bound(physical) else { return [false; 3] };

@@ -16,8 +16,8 @@ pub struct Layout {
     /// Address of the work areas of the 128 physical channels, a multiple of 4 KiB. Each work area has
     /// [`WORK_BYTES`](crate::WORK_BYTES) bytes.
     pub work: VramAddr,
-    /// Address of the context images of the 128 physical channels, a multiple of 4 KiB. Their distance is
-    /// [`Self::images_stride`].
+    /// Address of the context images of the 128 physical channels, a multiple of 4 KiB. The images of consecutive
+    /// channels are [`Self::images_stride`] bytes apart.
     pub images: VramAddr,
     /// Size of PGRAPH's context image in bytes, as reported by its firmware. At most
     /// [`GRAPH_IMAGE_MAX`](crate::GRAPH_IMAGE_MAX).
@@ -50,7 +50,7 @@ pub enum Pause {
     Standstill,
 }
 
-/// Reason for not running a channel.
+/// Reason why a channel does not run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hindrance {
     /// The guest has not enabled or listed the channel.
@@ -86,7 +86,7 @@ impl Pause {
     }
 }
 
-/// Reason for not binding a channel.
+/// Reason why a channel cannot be bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BindError {
     /// The VM is unknown.
@@ -171,7 +171,7 @@ pub struct PullError {
     pub pulled: Pulled,
 }
 
-/// Reason for not reading a guest's ring any further.
+/// Reason why a guest's ring cannot be read any further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RingFault {
     /// The ring is not mapped.
@@ -236,7 +236,7 @@ pub struct Stall {
     pub vm: TenantId,
     /// Guest channel number.
     pub channel: VirtualChannelId,
-    /// GPU virtual address that the card would fetch next.
+    /// GPU virtual address from which the card would fetch next.
     pub at: GpuVa,
 }
 
@@ -267,7 +267,7 @@ pub struct HardwareState {
     pub enabled: bool,
     /// True if the channel waits for a semaphore.
     pub acquire_pending: bool,
-    /// True if the channel's context is in a PBDMA or an engine.
+    /// True if the channel's context is loaded in a PBDMA or an engine.
     pub loaded: bool,
     /// True if the channel has unfetched work.
     pub pending: bool,

@@ -9,9 +9,9 @@ use nvspec::mmu::{HOST_VA_BASE, Rights};
 
 /// Size of a channel's work area in bytes.
 pub const WORK_BYTES: u64 = 4 * SMALL_PAGE;
-/// Distance in bytes between the virtual address ranges of two spans.
+/// Distance in bytes between the virtual address ranges of consecutive spans.
 pub(crate) const VA_STRIDE: u64 = 128 << 10;
-/// Distance in small pages between the virtual address ranges of two spans.
+/// Distance in small pages between the virtual address ranges of consecutive spans.
 pub(crate) const PAGE_STRIDE: u32 = 32;
 
 /// Log2 of the number of entries in a host ring.
@@ -24,7 +24,7 @@ pub(crate) const ENTRY_BYTES: usize = 8;
 pub(crate) const RECORDS: usize = 256;
 /// Offset of the records' push buffers in the work area, in bytes.
 const PUSH: u64 = SMALL_PAGE;
-/// Distance in bytes between two push buffers.
+/// Distance in bytes between consecutive push buffers.
 const PUSH_STRIDE: u64 = 32;
 /// Offset of the records' semaphores in the work area, in bytes.
 const SEMAPHORES: u64 = 3 * SMALL_PAGE;
@@ -32,12 +32,12 @@ const SEMAPHORES: u64 = 3 * SMALL_PAGE;
 pub(crate) const SEMAPHORE_BYTES: usize = 16;
 /// Offset of the time in a semaphore, in bytes.
 const SEMAPHORE_TIME: usize = 8;
-/// Number of dwords in a record's push buffer. One less than the maximum, so that the end of one range is not the start
-/// of the next one.
+/// Number of dwords in a record's push buffer. The push buffer is shorter than [`PUSH_STRIDE`], so that the end of one
+/// range is not the start of the next one.
 const PUSH_WORDS: u32 = 6;
 /// Size of a record's push buffer in bytes.
 const PUSH_BYTES: usize = 24;
-/// Subchannel of the records' methods. The host unit executes these on any subchannel.
+/// Subchannel of the records' methods. The host unit executes these methods on any subchannel.
 const SUBCHANNEL: u8 = 0;
 
 const _: () = assert!(
@@ -83,9 +83,9 @@ impl Layout {
     }
 
     /// Returns the pages that a physical channel's address space must map in its `span`, in addition to
-    /// [`Self::image_pages`]. They must be mapped before the channel is enabled and while it is bound. Each item
-    /// contains the index of the small page, counted from [`HOST_VA_BASE`], the VRAM address of the page, and its
-    /// permissions.
+    /// [`Self::image_pages`]. They must be mapped before the channel is enabled, and stay mapped while it is bound.
+    /// Each item contains the index of the small page, counted from [`HOST_VA_BASE`], the VRAM address of the page, and
+    /// its permissions.
     #[must_use]
     pub fn work_pages(&self, channel: ChannelId, span: Span) -> [(u32, VramAddr, Rights); 4] {
         let first = span.first_page();
@@ -147,12 +147,12 @@ pub(crate) fn raises_nothing() -> [u8; 4] {
     u32::from(MethodHeader::to(HeaderOp::Immediate, SUBCHANNEL, NOP, 0)).to_le_bytes()
 }
 
-/// Returns the GET address of the card after it has read a record's push buffer to the end.
+/// Returns the card's GET address after the card has read a record's push buffer to the end.
 pub(crate) fn record_end(span: Span, slot: usize) -> u64 {
     work_va(span).offset(push_offset(slot)).offset(PUSH_BYTES as u64).0
 }
 
-/// Returns the slot of the record with a push buffer that contains `va` or ends at `va`.
+/// Returns the slot of the record whose push buffer contains `va` or ends at `va`.
 pub(crate) fn record_at(span: Span, va: u64) -> Option<usize> {
     let within = va.checked_sub(work_va(span).offset(PUSH).0)?;
     let slot = usize::try_from(within / PUSH_STRIDE).ok()?;

@@ -1,4 +1,4 @@
-//! Gives the library the same soname as NVIDIA's.
+//! Gives the library the same soname as NVIDIA's library.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -1,4 +1,4 @@
-//! Interface to the card's owner: a trait implemented by the mediator, and by a mock in tests.
+//! Interface between a vGPU and the mediator: a trait implemented by the mediator, and by a mock in tests.
 //!
 //! All addresses and numbers are the guest's: guest VRAM addresses, guest bus addresses, and virtual channel and engine
 //! numbers. The implementation translates them, checks bounds, and ensures isolation. The vGPU only decodes accesses
@@ -77,20 +77,20 @@ pub struct EngineStatus {
 pub enum InterruptLine {
     /// An MSI message. Sent only while MSI is enabled and armed.
     Msi,
-    /// Level of INTx, which is true if asserted. Sent only if the level changes.
+    /// Level of INTx: true if INTx is asserted. Sent only if the level changes.
     Intx(bool),
 }
 
 /// Requests from a vGPU to the mediator. The vGPU is borrowed during a call, so the implementation must not call it.
 /// Results are reported later through the vGPU's event methods.
 pub trait Backend {
-    /// Reads guest VRAM.
+    /// Reads guest VRAM at `address` into `data`.
     ///
     /// # Errors
     /// Returns [`Denied`] if any byte is outside the guest's VRAM.
     fn vram_read(&mut self, address: GuestVramAddr, data: &mut [u8]) -> Result<(), Denied>;
 
-    /// Writes guest VRAM.
+    /// Writes `data` to guest VRAM at `address`.
     ///
     /// # Errors
     /// Returns [`WriteFailure::Denied`] if any byte is outside the guest's VRAM, or [`WriteFailure::NoMemory`] if no
@@ -110,27 +110,28 @@ pub trait Backend {
     /// memory is available for the write.
     fn aperture_write(&mut self, aperture: Aperture, offset: u64, data: &[u8]) -> Result<(), WriteFailure>;
 
-    /// Handles the guest binding an aperture to an instance block, or unbinding it if `instance` is `None`.
+    /// Binds an aperture to an instance block at the guest's request, or unbinds it if `instance` is `None`.
     fn bind_aperture(&mut self, aperture: Aperture, instance: Option<Place>);
 
-    /// Handles a move of PRAMIN, the VRAM window in BAR0, to `base`, or outside VRAM if `base` is `None`. Necessary
-    /// only if memory is mapped into the window. For trapped accesses, the vGPU calls [`Self::vram_read`] and
-    /// [`Self::vram_write`] with the VRAM address.
+    /// Called when the guest has moved PRAMIN, the VRAM window in BAR0, to `base`, or outside VRAM if `base` is `None`.
+    /// The default implementation suffices unless memory is mapped into the window. For trapped accesses, the vGPU
+    /// calls [`Self::vram_read`] and [`Self::vram_write`] with the VRAM address.
     fn place_window(&mut self, _base: Option<GuestVramAddr>) {}
 
-    /// Handles a guest TLB flush for one page directory, or for all directories if `directory` is `None`.
+    /// Flushes the guest's translations of one page directory, or of all directories if `directory` is `None`. If
+    /// `hub_only` is true, flushes only the hub's TLB.
     fn flush_tlb(&mut self, directory: Option<Place>, hub_only: bool);
 
-    /// Handles a guest flush of posted aperture writes. On return, all previous writes are visible to the GPU.
+    /// Flushes posted aperture writes at the guest's request. On return, all previous writes are visible to the GPU.
     fn flush_apertures(&mut self) {}
 
-    /// Handles the start of a virtual falcon with this code and data, which are not executed.
+    /// Called when the guest has started a virtual falcon with this code and data. The code is not executed.
     fn firmware_started(&mut self, _falcon: Falcon, _code: &[u32], _data: &[u32]) {}
 
-    /// Handles the guest binding a channel to an instance block, or unbinding it if `instance` is `None`.
+    /// Binds a channel to an instance block at the guest's request, or unbinds it if `instance` is `None`.
     fn bind_channel(&mut self, channel: VirtualChannelId, instance: Option<Place>);
 
-    /// Handles the guest's request to enable or disable a channel.
+    /// Enables or disables a channel at the guest's request.
     fn enable_channel(&mut self, channel: VirtualChannelId, enabled: bool);
 
     /// Returns the channel's current state.
@@ -156,7 +157,7 @@ pub trait Backend {
     /// `nvspec::fifo::engine::COUNT`.
     fn reset_engine(&mut self, engine: u32);
 
-    /// Resets the host unit for the guest, which stops all of its channels.
+    /// Resets the host unit for the guest. This stops all of the guest's channels.
     fn reset_fifo(&mut self);
 
     /// Returns the card's time in ns.

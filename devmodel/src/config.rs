@@ -23,10 +23,10 @@ pub struct VGpuConfig {
     pub vram_bytes: u64,
     /// Maximum number of channels that the guest can bind at the same time. The guest always sees 128 channels.
     pub channels: u32,
-    /// VBIOS image, which PROM contains.
+    /// VBIOS image, which the guest reads from PROM.
     pub vbios: Arc<[u8]>,
-    /// Vendor-specific capability in the format of [`crate::pci::PciConfig::add_vendor_capability`]. Empty if there is
-    /// none.
+    /// Vendor-specific capability in the format of [`crate::pci::PciConfig::add_vendor_capability`]. Empty if the vGPU
+    /// has no such capability.
     pub vendor_capability: Vec<u8>,
 }
 
@@ -83,7 +83,7 @@ pub enum ConfigError {
     /// BAR0 is smaller than the chip's register space.
     #[error("BAR0 has {0:#x} bytes, but the chip's registers need {needed:#x}", needed = windows::BAR0_BYTES)]
     SmallBar0(u64),
-    /// The size of VRAM is out of range.
+    /// The VRAM size is out of range, or not a multiple of 1 MiB.
     #[error("VRAM of {0:#x} bytes: must be a multiple of 1 MiB from 16 MiB to 1 TiB")]
     Vram(u64),
     /// The channel limit is out of range.

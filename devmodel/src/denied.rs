@@ -1,4 +1,4 @@
-//! Denied accesses: counts them by register and reason, and logs the first one for each combination.
+//! Counts denied accesses by location and reason, and logs the first access of each combination.
 
 use nvspec::regs;
 use saved_state::Invalid;
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Maximum number of combinations of register and reason that are counted separately. All other combinations share a
+/// Maximum number of combinations of location and reason that are counted separately. All other combinations share a
 /// counter. This bounds the memory and the log messages that a guest can cause.
 const DISTINCT: usize = 512;
 
@@ -19,7 +19,7 @@ pub enum Reason {
     Policy,
     /// The address is outside the guest's VRAM.
     OutsideVram,
-    /// The address target is a kind of memory that the vGPU does not have.
+    /// The address refers to a kind of memory that the vGPU does not have.
     Target,
     /// The channel does not exist.
     Channel,
@@ -78,7 +78,7 @@ impl fmt::Display for Site {
     }
 }
 
-/// Number of denied accesses to a location for the same reason.
+/// Numbers of accesses to one location that were denied for the same reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Count {
     /// Number of denied reads.
@@ -113,7 +113,7 @@ impl Denials {
         self.total
     }
 
-    /// Returns the counts of all locations and reasons, in address order.
+    /// Returns the counts for each location and reason, in address order.
     pub fn iter(&self) -> impl Iterator<Item = (Site, Reason, Count)> + '_ {
         self.counts.iter().map(|(&(site, reason), &count)| (site, reason, count))
     }

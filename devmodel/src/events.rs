@@ -27,7 +27,7 @@ pub struct MmuFault {
 }
 
 impl MmuFault {
-    /// Creates the fault that a driver triggers to recover a hung engine, for which there is no faulting access.
+    /// Creates the fault that a driver triggers to recover a hung engine. No access has caused it.
     #[must_use]
     pub fn triggered(unit: u32) -> Self {
         Self { unit, instance: None, va: GpuVa(0), reason: 0, client: 0, hub: true, write: false, gpc: 0 }

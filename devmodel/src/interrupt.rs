@@ -6,10 +6,10 @@
 use crate::backend::{Backend, InterruptLine};
 use serde::{Deserialize, Serialize};
 
-/// The interrupt line.
+/// State of the interrupt line, with counters of its signals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Interrupts {
-    /// True if the next rising edge of the line sends a message.
+    /// True if MSI is armed, so that an asserted line sends a message.
     armed: bool,
     /// Level of INTx, as last reported to the backend.
     intx: bool,
@@ -57,7 +57,7 @@ impl Interrupts {
         }
     }
 
-    /// Handles a change of the MSI enable bit, which rearms MSI.
+    /// Rearms MSI after a change of the MSI enable bit.
     pub fn mode_changed(&mut self) {
         // GUESS: no public source specifies that enabling MSI rearms it. A driver that enables MSI while the line is
         // asserted must receive a message.
@@ -71,7 +71,7 @@ impl Interrupts {
         *intx = false;
     }
 
-    /// Returns true if the next rising edge of the line sends a message.
+    /// Returns true if MSI is armed, so that an asserted line sends a message.
     #[must_use]
     pub fn armed(&self) -> bool {
         self.armed

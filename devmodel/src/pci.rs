@@ -19,7 +19,7 @@ const LEGACY_BYTES: usize = 256;
 /// ID of a vendor-specific capability. Source: PCI Local Bus 3.0, appendix H.
 const VENDOR_SPECIFIC: u8 = 0x09;
 
-/// Offsets of the standard header.
+/// Register offsets in the standard header.
 mod header {
     pub const VENDOR: usize = 0x00;
     pub const DEVICE: usize = 0x02;
@@ -39,7 +39,7 @@ mod header {
     pub const INTERRUPT_PIN: usize = 0x3d;
 }
 
-/// Offsets of the capabilities, which are those of a GF100.
+/// Offsets of the capabilities and their registers, as on a GF100.
 mod capability {
     pub const POWER: usize = 0x60;
     pub const POWER_CAPS: usize = 0x62;
@@ -156,7 +156,7 @@ pub struct BadCapability(usize);
 #[derive(Clone)]
 pub struct PciConfig {
     bytes: Box<[u8; CONFIG_BYTES]>,
-    /// Mask of writable bits.
+    /// Mask of guest-writable bits.
     writable: Box<[u8; CONFIG_BYTES]>,
     /// Reset values.
     initial: Box<[u8; CONFIG_BYTES]>,
@@ -196,8 +196,8 @@ impl PciConfig {
         Ok(Self { initial: bytes.clone(), bytes, writable })
     }
 
-    /// Appends a vendor-specific capability. Sets the first three bytes of `body`: the capability's ID, link and
-    /// length.
+    /// Appends `body` as a vendor-specific capability, and replaces its first three bytes with the capability's ID,
+    /// link and length.
     ///
     /// # Errors
     /// Returns an error if the capability does not fit in the first 256 bytes, or if `body` is shorter than three
@@ -252,7 +252,7 @@ impl PciConfig {
         }
     }
 
-    /// Reads at byte `offset`. Bytes beyond the end of configuration space read as 0xff.
+    /// Reads configuration space at byte `offset`. Bytes beyond the end of configuration space read as 0xff.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         for (at, byte) in (offset..=u64::MAX).zip(data) {
             *byte = usize::try_from(at).ok().and_then(|at| self.bytes.get(at)).copied().unwrap_or(0xff);
@@ -267,7 +267,7 @@ impl PciConfig {
         u32::from_le_bytes(word)
     }
 
-    /// Writes at byte `offset`, and returns the effects. Read-only bits are not modified.
+    /// Writes configuration space at byte `offset`, and returns the effects. Read-only bits are not modified.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> PciEvents {
         let before = self.state();
         for (at, new) in (offset..=u64::MAX).zip(data) {
@@ -288,7 +288,7 @@ impl PciConfig {
         })
     }
 
-    /// Restores the reset values.
+    /// Restores the reset values, and returns the effects.
     pub fn reset(&mut self) -> PciEvents {
         let before = self.state();
         self.bytes.clone_from(&self.initial);
@@ -353,7 +353,7 @@ impl PciConfig {
     }
 }
 
-/// Initial contents of configuration space under construction.
+/// Builder for the initial contents of configuration space.
 struct Image {
     bytes: Box<[u8; CONFIG_BYTES]>,
     writable: Box<[u8; CONFIG_BYTES]>,

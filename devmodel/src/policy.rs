@@ -8,10 +8,10 @@ mod table;
 
 pub use table::{RANGES, REGISTERS, Register};
 
-/// Handling of an access.
+/// Policy for accesses to a register or range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Policy {
-    /// Virtual: a value stored in this vGPU, with the register's access mode.
+    /// Virtual: a value stored in this vGPU, subject to the register's access mode.
     Store,
     /// Virtual: state of this vGPU, with side effects.
     Model,
@@ -42,7 +42,7 @@ pub struct Line {
     pub name: &'static str,
     /// Byte offset in BAR0 of the register, or of the first register of an array.
     pub offset: u32,
-    /// Handling of an access.
+    /// Policy for accesses to the register.
     pub policy: Policy,
 }
 
@@ -51,13 +51,13 @@ pub struct Line {
 pub struct Range {
     /// Name of the range.
     pub name: &'static str,
-    /// Byte offset of the start in BAR0.
+    /// Start of the range, a byte offset in BAR0.
     pub base: u32,
-    /// Byte offset of the end in BAR0, exclusive.
+    /// End of the range, exclusive.
     pub end: u32,
-    /// Handling of an access.
+    /// Policy for accesses to the range.
     pub policy: Policy,
-    /// Kind of range.
+    /// Kind of range: a window, a ROM, or storage.
     pub kind: RangeKind,
 }
 

@@ -77,13 +77,13 @@ impl Storage {
         }
     }
 
-    /// Reads `reg` at byte `offset`.
+    /// Reads register `reg`, which is at byte `offset` of BAR0.
     #[must_use]
     pub fn read(&self, reg: &RegInfo, offset: u32) -> u32 {
         if reg.access == Access::Wo { 0 } else { self.get(offset) }
     }
 
-    /// Writes `reg` at byte `offset`.
+    /// Writes register `reg`, which is at byte `offset` of BAR0.
     pub fn write(&mut self, reg: &RegInfo, offset: u32, value: u32) {
         match reg.access {
             Access::Rw | Access::Wo => self.set(offset, value),

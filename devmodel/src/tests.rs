@@ -1,4 +1,4 @@
-//! Tests that access the vGPU as a driver and as the mediator do. The mediator is a mock.
+//! Tests that access the vGPU as a driver and the mediator do. The mediator's backend is a mock.
 
 mod driver;
 mod fifo;

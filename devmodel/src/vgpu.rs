@@ -45,7 +45,7 @@ pub struct VGpu {
     pmu: Pmu,
     copy: [CopyEngine; 2],
     graph: Graph,
-    /// Interrupt level of the mediator's paravirtual interface, in addition to the chip's interrupts.
+    /// Interrupt level of the mediator's paravirtual interface, which is combined with the chip's interrupts.
     beside: bool,
 }
 
@@ -84,7 +84,7 @@ impl VGpu {
         &self.config
     }
 
-    /// Returns configuration space.
+    /// Returns the vGPU's configuration space.
     #[must_use]
     pub fn pci(&self) -> &PciConfig {
         &self.pci
@@ -212,7 +212,7 @@ impl VGpu {
         }
     }
 
-    /// Reads through an aperture. Unmapped bytes read as 0xff.
+    /// Reads through an aperture. If any byte is unmapped, all bytes read as 0xff.
     pub fn aperture_read(&mut self, aperture: Aperture, offset: u64, data: &mut [u8], backend: &mut dyn Backend) {
         let result = match self.inside(aperture, offset, data.len()) {
             true => backend.aperture_read(aperture, offset, data).map_err(|_| Reason::Unmapped),
@@ -224,7 +224,7 @@ impl VGpu {
         }
     }
 
-    /// Writes through an aperture. Writes to unmapped addresses are dropped.
+    /// Writes through an aperture. A write to an unmapped or read-only address is dropped and counted as denied.
     ///
     /// # Errors
     /// Returns [`NoMemory`] if no memory is available for the write. The write may then be retried.
@@ -270,7 +270,7 @@ impl VGpu {
         self.evaluate(backend);
     }
 
-    /// Reports an error of a PBDMA that has stopped on this guest's work.
+    /// Reports an error in this guest's work that has stopped a PBDMA.
     pub fn pbdma_error(&mut self, error: PbdmaError, backend: &mut dyn Backend) {
         self.pbdma.error(error);
         self.evaluate(backend);
@@ -285,15 +285,14 @@ impl VGpu {
     }
 
     /// Reports a channel of this guest that did not leave an engine, and that the mediator has removed. As on hardware,
-    /// the guest sees an interrupt, and sees that the engine's context switch does not complete until the guest resets
-    /// the engine or unbinds the channel. `engine` is a value of `nvspec::fifo::engine`. The guest sees one hang at a
-    /// time.
+    /// the guest receives an interrupt, and the engine's context switch appears incomplete until the guest resets the
+    /// engine or unbinds the channel. `engine` is a value of `nvspec::fifo::engine`. The guest sees one hang at a time.
     pub fn ctxsw_timeout(&mut self, engine: u32, channel: VirtualChannelId, backend: &mut dyn Backend) {
         self.pfifo.ctxsw_timeout(engine, channel);
         self.evaluate(backend);
     }
 
-    /// Reports an error of an engine that has stopped on a method of this guest.
+    /// Reports a method of this guest that has stopped an engine.
     pub fn engine_error(&mut self, error: EngineError, backend: &mut dyn Backend) {
         match error {
             EngineError::Graph(error) => self.graph.error(error, &mut cx!(self, backend)),
@@ -309,14 +308,15 @@ impl VGpu {
         self.evaluate(backend);
     }
 
-    /// Returns the card time in ns at which [`VGpu::tick`] must be called, if an alarm is set.
+    /// Returns the card time in ns at which [`VGpu::tick`] must be called, if an alarm is set and its interrupt is
+    /// enabled.
     #[must_use]
     pub fn alarm_at(&self) -> Option<u64> {
         self.ptimer.alarm_at()
     }
 
-    /// Returns the start of the PRAMIN window if it is in VRAM. The end of the guest's VRAM may be before the end of
-    /// the window.
+    /// Returns the VRAM address of the PRAMIN window's start, or `None` if the window is not in VRAM. The window may
+    /// extend beyond the end of the guest's VRAM.
     #[must_use]
     pub fn window_base(&self) -> Option<GuestVramAddr> {
         self.pbus.window_base()
@@ -328,8 +328,8 @@ impl VGpu {
         self.evaluate(backend);
     }
 
-    /// Resumes a vGPU that was saved at card time `then`. The client and the clock may be different now. The guest's
-    /// time must not go back. Pending interrupts are signalled again, because the previous client may not have
+    /// Resumes a vGPU that was saved at card time `then`. The client and the card's clock may have changed, but the
+    /// guest's time must not go back. Pending interrupts are signalled again, because the previous client may not have
     /// delivered them.
     pub fn resumed(&mut self, then: u64, backend: &mut dyn Backend) {
         self.ptimer.advance(then.saturating_sub(backend.now_ns()));

@@ -2,7 +2,7 @@
 //! to a register that was denied before.
 
 #![expect(unsafe_code, reason = "the global allocator counts allocations")]
-// UNSAFETY: `GlobalAlloc` is an unsafe trait. Both functions only count, and call the system allocator.
+// UNSAFETY: `GlobalAlloc` is an unsafe trait. `alloc` counts its calls, and both functions call the system allocator.
 
 use devmodel::{
     Aperture, Backend, ChannelState, Denied, EngineStatus, InterruptLine, Place, VGpu, VGpuConfig, WriteFailure,
@@ -13,7 +13,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 thread_local! {
-    /// Number of allocations of this thread. Counted per thread, because the test harness has other threads.
+    /// Number of allocations by this thread. Counted per thread, because the test harness has other threads.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -37,7 +37,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// A stateless mediator that accepts all requests.
+/// A minimal mediator that accepts all requests.
 #[derive(Default)]
 struct Null {
     now: u64,

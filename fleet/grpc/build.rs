@@ -17,7 +17,7 @@ const FILES: [&str; 9] = [
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=proto");
     let descriptors = protox::compile(FILES, ["proto"])?;
-    // The generated code contains no transport, because each client chooses its own.
+    // The generated code contains no transport, because each client chooses its own transport.
     tonic_prost_build::configure().build_transport(false).include_file("protocols.rs").compile_fds(descriptors)?;
     Ok(())
 }

@@ -60,7 +60,7 @@ pub trait Backend: Send {
         self.last().map_or(Ok(()), |fence| self.wait(fence))
     }
 
-    /// Loads kernels.
+    /// Loads the kernels of an image.
     ///
     /// # Errors
     /// Returns an error if the image is for another device type, if no memory is left, or on a driver error.
@@ -88,7 +88,7 @@ pub trait Backend: Send {
     /// Returns [`crate::Error::Lost`] if an operation did not complete, or any other driver error.
     fn wait(&mut self, fence: Fence) -> Result<()>;
 
-    /// Returns the address of memory in RAM in this process. The address is valid until the memory is freed.
+    /// Returns the address in this process of memory in RAM. The address is valid until the memory is freed.
     ///
     /// # Errors
     /// Returns an error if the memory is on the card.

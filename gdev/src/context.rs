@@ -211,7 +211,7 @@ impl<B: Backend + ?Sized> Context<B> {
                 result => return result,
             }
         }
-        // The last chunk submitted for copying to a bounce buffer.
+        // The last chunk whose copy to a bounce buffer was submitted.
         let mut under_way: Option<(usize, &mut [u8])> = None;
         for (at, piece) in self.offsets(length).zip(bytes.chunks_mut(self.piece())) {
             let slot = self.take_bounce(piece.len())?;
@@ -264,7 +264,7 @@ impl<B: Backend + ?Sized> Context<B> {
         self.backend.copy_both(copies)
     }
 
-    /// Loads kernels.
+    /// Loads the kernels of an image.
     ///
     /// # Errors
     /// Returns an error if the image is for another device type, if no memory is left, or on a driver error.
@@ -319,7 +319,7 @@ impl<B: Backend + ?Sized> Context<B> {
         self.backend.last().map_or(Ok(()), |fence| self.backend.wait(fence))
     }
 
-    /// Returns the address of memory in RAM in this process. The address is valid until the memory is freed. The caller
+    /// Returns the address in this process of memory in RAM. The address is valid until the memory is freed. The caller
     /// must use fences to order its accesses with the card's.
     ///
     /// # Errors

@@ -25,7 +25,7 @@ use library::Library;
 pub const TUNING: Tuning =
     Tuning { direct_write_bytes: 64 << 10, direct_read_bytes: 64 << 10, piece_bytes: 4 << 20, overlap: true };
 
-/// Maximum number of operations in flight. The next operation then waits for the oldest one.
+/// Maximum number of operations in flight. If the maximum is reached, the next operation waits for the oldest one.
 const MAX_IN_FLIGHT: usize = 256;
 /// `CU_STREAM_NON_BLOCKING`.
 const STREAM_NON_BLOCKING: u32 = 1;
@@ -64,7 +64,7 @@ pub fn device_count() -> Result<i32> {
 /// Returns the size of a device's memory in bytes.
 ///
 /// # Errors
-/// Returns an error if the library is missing, or if it does not have the device.
+/// Returns an error if the library is missing, or if the device does not exist.
 pub(crate) fn memory_bytes(device: i32) -> Result<u64> {
     let library = Library::load()?;
     let mut bytes = 0;

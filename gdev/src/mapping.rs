@@ -75,7 +75,7 @@ impl Mapping {
         Ok(Self { base, length })
     }
 
-    /// Returns the size in bytes.
+    /// Returns the size of the mapping in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.length
@@ -87,7 +87,7 @@ impl Mapping {
         self.base
     }
 
-    /// Returns the address of the first byte in this process.
+    /// Returns the address in this process of the first byte.
     #[must_use]
     pub fn address(&self) -> usize {
         self.base.as_ptr() as usize

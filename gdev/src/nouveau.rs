@@ -237,8 +237,8 @@ impl Nouveau {
         Ok(u32::from_le_bytes(word))
     }
 
-    /// Registers memory at `address` in the channel's address space that the kernel did not allocate. The caller must
-    /// free the registration before the memory.
+    /// Registers memory that the guest kernel did not allocate, at `address` in the channel's address space. The caller
+    /// must free the registration before the memory.
     pub fn adopt(&mut self, address: u64, bytes: u64) -> Memory {
         self.insert(Held::Foreign { address }, bytes)
     }
@@ -461,7 +461,7 @@ impl Backend for Nouveau {
                 let staging = Spot { address: pushbuffer.address() + PROGRAM_AT, buffer: Some(pushbuffer) };
                 self.submit_copy(staging, Spot::from(&code), length)?
             } else {
-                // The kernel keeps the staging buffer until the copy has completed.
+                // The guest kernel keeps the staging buffer until the copy has completed.
                 let staging = Buffer::new(&self.device, Domain::Gart, length)?;
                 staging.map()?.write(0, &bytes);
                 self.submit_copy(Spot::from(&staging), Spot::from(&code), length)?

@@ -24,7 +24,7 @@ impl Tuning {
     /// Maximum value of [`Self::piece_bytes`].
     pub const PIECE_BYTES_MAX: u64 = 64 << 20;
 
-    /// Checks the values.
+    /// Checks that all values are within their limits.
     ///
     /// # Errors
     /// Returns an error if a value is outside its limits. The error names the first such value.

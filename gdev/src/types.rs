@@ -152,7 +152,7 @@ impl Params {
         self
     }
 
-    /// Returns all bytes.
+    /// Returns the parameters as bytes.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes

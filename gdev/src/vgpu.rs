@@ -46,7 +46,7 @@ use crate::{
 pub const TUNING: Tuning =
     Tuning { direct_write_bytes: 4 << 10, direct_read_bytes: 1 << 10, piece_bytes: 2 << 20, overlap: true };
 
-/// The card prefetches code beyond the program counter.
+/// Space in bytes after a program, because the card prefetches code beyond the program counter.
 const FETCH_AHEAD_BYTES: u64 = 0x100;
 
 /// VRAM that several contexts may map.
@@ -144,7 +144,7 @@ pub struct Vgpu {
     modules: Vec<Loaded>,
     bank: Mapped,
     local: Option<Mapped>,
-    /// Freed memory, each with the number of the last submission that may use it.
+    /// Freed memory blocks, each with the number of the last submission that may use the block.
     freed: Vec<(u64, Mapped)>,
 }
 
@@ -247,7 +247,7 @@ impl Vgpu {
         known.filter(|held| held.range() == (memory.address, memory.bytes)).ok_or(Error::Memory(memory.index))
     }
 
-    /// Returns memory that is not a segment.
+    /// Returns the memory, unless it is a segment.
     fn mapped(&self, memory: Memory) -> Result<&Mapped> {
         match self.held(memory)? {
             Held::Own(mapped) => Ok(mapped),

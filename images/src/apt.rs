@@ -1,7 +1,7 @@
 //! A private apt with its lists, cache, status and configuration in the cache folder.
 //!
-//! Only the network settings (`Acquire::http` and so on) come from the system's apt. The private apt considers no
-//! package installed, so a resolved package includes all of its dependencies down to the C library.
+//! It adopts only the settings for network access and date checks from the system's apt. In the private apt, no
+//! packages are installed, so resolving a package yields all of its dependencies down to the C library.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use crate::recipe::{Package, Suite};
 /// The package that contains apt-get and apt-cache.
 const APT: &str = "apt";
 
-/// The required programs, and the package of each.
+/// Programs required on the host, each with the package that contains it.
 const PROGRAMS: [(&str, &str); 3] = [("apt-get", APT), ("apt-cache", APT), ("dpkg-deb", "dpkg")];
 
 /// A problem with the host that does not depend on the suite.
@@ -58,9 +58,9 @@ pub struct Apt {
 
 /// A package file on disk that apt has verified against the signed lists.
 pub struct Fetched {
-    /// The package.
+    /// Name, version and SHA-256 of the package.
     pub package: Package,
-    /// The package's file.
+    /// Path of the package file.
     pub path: PathBuf,
 }
 
@@ -90,8 +90,7 @@ impl Apt {
                 mirror.main
             )));
         }
-        // Sid has no security suite, and small mirrors may lack one. In both cases, use the older package in the main
-        // archive.
+        // Sid has no security suite, and small mirrors may lack one. In both cases, use only the main archive.
         apt.write("apt.sources", &sources(suite, &mirror, &keyring, false))?;
         apt.update(&mut step).with_context(|| format!("{} does not have {}", mirror.main, suite.target()))?;
         progress.line(&format!("images: the mirror has no security suite for {}; continuing without it", suite.base));
@@ -307,7 +306,7 @@ impl Listed {
     }
 }
 
-/// Parses `--print-uris`: lines of `'URI' FILE SIZE HASH`.
+/// Parses the output of `--print-uris`: lines of `'URI' FILE SIZE HASH`.
 fn parse_uris(text: &str) -> Vec<Listed> {
     let mut listed = Vec::new();
     for line in text.lines() {

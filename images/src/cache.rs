@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use crate::progress::Progress;
 use crate::recipe::Record;
 
-/// Minimum age of an unused item before it is removed.
+/// Minimum age at which an unused item is removed.
 const OLD: Duration = Duration::from_secs(24 * 3600);
 
 /// The cache folder, locked during the lifetime of this value.

@@ -10,7 +10,7 @@ use crate::cpio::Archive;
 use crate::initramfs::{self, Program};
 use crate::kernel::Unpacked;
 
-/// The kernel of a guest, with its modules and programs.
+/// Kernel, modules and programs of a guest.
 #[derive(Clone, Debug)]
 pub struct CudaGuest {
     kernel: Unpacked,
@@ -36,7 +36,7 @@ impl CudaGuest {
     }
 }
 
-/// Returns the name of a kernel with these modules in the record of created items.
+/// Returns the name under which the record lists `kernel` with the virtio-gpu modules.
 pub(crate) fn entry(kernel: &str) -> String {
     format!("cuda-{kernel}")
 }

@@ -66,7 +66,7 @@ fn missing(name: &str, package: &str, error: std::io::Error) -> anyhow::Error {
 fn drain(mut pipe: impl Read + Send + 'static) -> thread::JoinHandle<Vec<u8>> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
-        // A read error means that the child has exited. Its exit status indicates the reason.
+        // Ignore read errors. The exit status shows whether the child failed.
         let _ = pipe.read_to_end(&mut bytes);
         bytes
     })

@@ -1,7 +1,7 @@
 //! Adds hooks to the driver by applying semantic patches with Coccinelle, and checks that each patch matches.
 //!
-//! The header of a patch names its file, the hook that the file must contain afterwards, and the kernel, unless the
-//! patch applies to every kernel:
+//! The header of a patch names the file to patch, the hooks that this file must contain afterwards, and the kernel,
+//! unless the patch applies to every kernel:
 //! ```text
 //! // kernel: 6.1
 //! // file: nvkm/subdev/mmu/base.c
@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail};
 use crate::exec;
 use crate::progress::Step;
 
-/// The program that applies semantic patches, as unpacked.
+/// The unpacked `spatch`, which applies semantic patches.
 pub struct Coccinelle {
     root: PathBuf,
 }
@@ -31,7 +31,7 @@ struct Head {
 }
 
 impl Coccinelle {
-    /// Finds the program below `root`, where its packages are unpacked.
+    /// Uses the program from the packages that are unpacked below `root`.
     pub fn at(root: &Path) -> Self {
         Self { root: root.to_owned() }
     }
@@ -78,7 +78,7 @@ impl Coccinelle {
     }
 }
 
-/// Returns the folders below `root` in which Debian installs libraries.
+/// Returns the existing folders below `root` in which Debian installs libraries.
 pub fn library_folders(root: &Path) -> Vec<PathBuf> {
     ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"].iter().map(|f| root.join(f)).filter(|f| f.is_dir()).collect()
 }

@@ -13,11 +13,11 @@ use crate::kernel::Unpacked;
 use crate::progress::Progress;
 use crate::recipe::RECIPE_VERSION;
 
-/// Target of the guest programs, which are statically linked so that the initramfs needs no libraries.
+/// Compilation target of the guest programs, which are statically linked so that the initramfs needs no libraries.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 const RUSTFLAGS: &str = "-C target-feature=+crt-static -C strip=symbols";
 
-/// Path of the init in the guest.
+/// Path of our init in the initramfs, without a leading slash.
 pub const INIT: &str = "init";
 
 /// A program for the guests.
@@ -25,7 +25,7 @@ pub const INIT: &str = "init";
 pub struct Program {
     /// Path of the program in the guest, without a leading slash.
     pub guest_path: String,
-    /// The static binary.
+    /// Path of the static binary on the host.
     pub path: PathBuf,
 }
 

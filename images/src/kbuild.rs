@@ -13,7 +13,7 @@ use crate::exec;
 use crate::hooks::{library_folders, loader};
 use crate::progress::Step;
 
-/// The programs required on the host, and the package of each.
+/// Programs required on the host, each with the package that contains it.
 const PROGRAMS: [(&str, &str); 5] =
     [("make", "make"), ("gcc", "gcc"), ("ld", "binutils"), ("strip", "binutils"), ("tar", "tar")];
 /// Folder of the wrapped programs, next to their wrappers.
@@ -49,7 +49,7 @@ impl Kbuild {
         }
         let headers = root.join("usr/src").join(format!("linux-headers-{release}"));
         let makefile = headers.join("Makefile");
-        // The headers include files of the common part by their installed paths.
+        // The makefile of the headers includes files of the common part by their installed paths.
         let text = fs::read_to_string(&makefile).with_context(|| format!("cannot read {}", makefile.display()))?;
         let text = text.replace(" /usr/src/", &format!(" {}/", root.join("usr/src").display()));
         fs::write(&makefile, text).with_context(|| format!("cannot write {}", makefile.display()))?;
@@ -110,7 +110,7 @@ fn wrap(folder: &Path, prefix: &str) -> Result<()> {
     Ok(())
 }
 
-/// Returns true if `path` is an executable other than a script.
+/// Returns true if `path` is an executable ELF file.
 fn is_program(path: &Path) -> Result<bool> {
     let cannot = || format!("cannot read {}", path.display());
     let mut file = fs::File::open(path).with_context(cannot)?;

@@ -18,16 +18,16 @@ pub struct Unpacked {
     pub name: String,
     /// Release as `uname -r` prints it.
     pub release: String,
-    /// The kernel image.
+    /// Path of the kernel image.
     pub vmlinuz: PathBuf,
-    /// The uncompressed modules in load order. The last requested module is last.
+    /// Paths of the uncompressed modules, in load order. The last requested module is last.
     pub modules: Vec<PathBuf>,
     /// Name of the kernel's folder in the cache, derived from its contents.
     pub key: String,
 }
 
 impl Unpacked {
-    /// Returns true if the kernel has the module.
+    /// Returns true if the unpacked modules include `module`.
     fn has(&self, module: &str) -> bool {
         let name = modinfo::normal(module);
         self.modules.iter().any(|path| path.file_stem().is_some_and(|stem| stem == name.as_str()))

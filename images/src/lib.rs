@@ -1,4 +1,4 @@
-//! Creates the images that guest tests boot: a QEMU with `vfio-user-pci`, stock Debian kernels, and an initramfs.
+//! Creates the files with which tests boot guests: a QEMU with `vfio-user-pci`, stock Debian kernels, and an initramfs.
 //!
 //! The parts:
 //! - [`recipe`]: the requested images (`manifest.toml` next to this crate), and the record of their resolution;
@@ -6,17 +6,18 @@
 //! - [`apt`]: a private apt state, verified against the archive keyring, that never changes the system's apt;
 //! - [`qemu`]: the host's QEMU if it is new enough, or an unpacked QEMU run by its own dynamic loader;
 //! - [`kernel`] and [`modinfo`]: `vmlinuz` and the modules that the GPU driver needs, in load order;
-//! - [`unpacked`]: packages unpacked as the root of programs, such as the tools that check our packages;
+//! - [`unpacked`]: packages unpacked into a root folder for programs, such as the tools that check our packages;
 //! - [`browser`]: a browser, for the tests of the daemon's page;
 //! - [`monitoring`]: Prometheus and a proxy, for the tests of a daemon's metrics;
 //! - [`pv`], [`hooks`] and [`kbuild`]: the paravirtual modules, which are our module and the driver with hooks that
 //!   call it;
 //! - [`system`]: a Debian system with systemd, on which the Debian package is installed, and a system with cluster
 //!   software;
-//! - [`xen`]: a Xen host, with its own domains;
+//! - [`xen`]: a Xen host: the hypervisor and domain 0;
 //! - [`svm`]: a QEMU for machines that run VMs;
 //! - `cuda_guest`: a guest with the stock driver of virtio-gpu;
-//! - [`nest`]: a machine with VFIO, KVM and QEMU, which runs other machines; [`libraries`]: libraries of its programs;
+//! - [`nest`]: a machine with VFIO, KVM and QEMU, which runs other machines; [`libraries`]: the libraries that a
+//!   program loads;
 //! - [`initramfs`] and [`cpio`]: the archive with our init, our test programs and the modules;
 //! - [`cache`], [`exec`], [`progress`]: the cache folder and its lock, child processes, and messages for the user.
 //!
@@ -80,16 +81,16 @@ pub struct Kernel {
     pub name: String,
     /// Release as `uname -r` prints it in the guest.
     pub release: String,
-    /// The kernel image.
+    /// Path of the kernel image.
     pub vmlinuz: PathBuf,
-    /// The initramfs for this kernel (uncompressed cpio).
+    /// Path of the initramfs for this kernel (uncompressed cpio).
     pub initrd: PathBuf,
 }
 
 /// Name of the system with cluster software, in the record of created items.
 const FLEET: &str = "fleet";
 
-/// Everything that a guest needs to boot.
+/// The VMM and the kernels that guests need.
 #[derive(Clone, Debug)]
 pub struct Images {
     /// The VMM.
@@ -119,8 +120,8 @@ pub fn ensure(progress: &Progress) -> Result<Images> {
     ensure_with(progress, false)
 }
 
-/// Calls [`ensure`], but resolves the package versions again if `refresh` is true, even if older versions are in the
-/// cache.
+/// Works like [`ensure`], but resolves the package versions again if `refresh` is true, even if older versions are in
+/// the cache.
 pub fn ensure_with(progress: &Progress, refresh: bool) -> Result<Images> {
     if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
         bail!("the guests are x86-64 Linux machines; this host is not one, and no cross recipe exists");
@@ -140,7 +141,8 @@ pub fn ensure_with(progress: &Progress, refresh: bool) -> Result<Images> {
     let mut kernels = Vec::new();
     let mut initramfs = Vec::new();
     for kernel in unpacked {
-        // Keep an existing paravirtual kernel. Otherwise, every run with the stock kernel would remove it.
+        // Keep the initramfs of an existing paravirtual kernel. Otherwise, every run for the stock kernel would remove
+        // it.
         if let Some(hooked) = pv::find(&kernel, &cache)? {
             initramfs.push(initramfs::key_of(&hooked, &programs)?);
         }
@@ -182,8 +184,8 @@ pub fn ensure_all(progress: &Progress, refresh: bool) -> Result<Images> {
     Ok(images)
 }
 
-/// Creates the missing images as [`ensure`] does, for the kernel called `name` with the paravirtual driver instead of
-/// the stock driver. The modules are built from the kernel's sources, which takes minutes the first time.
+/// Works like [`ensure`] for the kernel called `name`, but with the paravirtual driver instead of the stock driver. The
+/// modules are built from the kernel's sources, which takes minutes the first time.
 pub fn ensure_paravirtual(name: &str, progress: &Progress) -> Result<Kernel> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;
@@ -198,7 +200,7 @@ pub fn ensure_paravirtual(name: &str, progress: &Progress) -> Result<Kernel> {
     bootable(hooked, &guest_programs(&manifest, progress)?, &cache, progress)
 }
 
-/// Creates the missing files as [`ensure_with`] does, but only the programs of a monitoring host.
+/// Creates the missing programs of a monitoring host, with `refresh` as in [`ensure_with`].
 pub fn ensure_monitoring(progress: &Progress, refresh: bool) -> Result<Monitoring> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;

@@ -14,14 +14,14 @@ use crate::exec;
 pub struct Library {
     /// The name requested by the program: a path for the dynamic loader, or a file name for a library.
     pub name: String,
-    /// The file.
+    /// Path of the file on this host.
     pub path: PathBuf,
     /// True for the dynamic loader.
     pub is_loader: bool,
 }
 
 impl Library {
-    /// Returns the last component of the file's path.
+    /// Returns the last component of the requested name.
     pub fn file_name(&self) -> &str {
         self.name.rsplit('/').next().unwrap_or_default()
     }

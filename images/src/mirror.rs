@@ -16,10 +16,10 @@ pub const SECURITY_VARIABLE: &str = "GPU_MEDIATOR_DEBIAN_SECURITY_MIRROR";
 const KEYRINGS: [&str; 2] =
     ["/usr/share/keyrings/debian-archive-keyring.gpg", "/usr/share/keyrings/debian-archive-keyring.pgp"];
 
-/// The distribution templates from apt's Python bindings, which also exist on Ubuntu.
+/// Debian's distribution template in apt's Python bindings. It also exists on Ubuntu.
 const TEMPLATE: &str = "/usr/share/python-apt/templates/Debian.info";
 
-/// The archive from which packages are fetched.
+/// The archives from which packages are fetched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mirror {
     /// URI of the archive.
@@ -84,7 +84,7 @@ fn variable(name: &str) -> Option<String> {
     env::var(name).ok().map(|v| v.trim_end_matches('/').to_owned()).filter(|v| !v.is_empty())
 }
 
-/// Returns the URI of the security archive. By convention, mirrors have it next to the main archive.
+/// Returns the URI of the security archive. By convention, it is the main archive's URI with the suffix `-security`.
 fn security_beside(main: &str) -> String {
     format!("{main}-security")
 }
@@ -167,7 +167,7 @@ fn choose(sources: &[Source]) -> Option<Mirror> {
             |n: &String| releases.iter().any(|r| n == r || n.strip_prefix(r).is_some_and(|x| x.starts_with('-')));
         s.components.iter().any(|c| c == "main") && s.suites.iter().any(named)
     };
-    // Third-party suites may also have the names of Debian releases.
+    // Suites of third-party archives may also be named after Debian releases.
     let score = |s: &Source| {
         let last = s.uri.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
         let (keyring, name) = (s.signed_by.contains("debian-archive"), last.starts_with("debian"));

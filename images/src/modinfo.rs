@@ -1,7 +1,7 @@
 //! Reads the `.modinfo` sections of kernel modules, and orders modules after their dependencies.
 //!
 //! The packages do not contain `modules.dep`, so the dependencies are read from the modules. A dependency without a
-//! file is built into the kernel.
+//! module file is assumed to be built into the kernel.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

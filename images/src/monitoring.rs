@@ -13,7 +13,7 @@ use crate::hooks::{library_folders, loader};
 use crate::progress::Progress;
 use crate::recipe::{Made, MonitoringRecipe, Record, Suite};
 
-/// Version of the recipe. Must be incremented when the result changes.
+/// Version of the recipe. It must be incremented when the recipe's result changes.
 const VERSION: &str = "1";
 
 /// The programs of a monitoring host.
@@ -67,7 +67,7 @@ impl Monitoring {
     }
 }
 
-/// Finds the programs, or creates them.
+/// Finds the programs in the cache, or fetches and unpacks them.
 pub fn ensure(
     recipe: &MonitoringRecipe,
     cache: &Cache,

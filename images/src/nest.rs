@@ -20,7 +20,7 @@ use crate::libraries;
 use crate::qemu::{self, Qemu};
 use crate::recipe::NestRecipe;
 
-/// Name of the kernel with these modules in the record of created items.
+/// Name of the kernel with VFIO and KVM, in the record of created items.
 pub const ENTRY: &str = "nest";
 /// QEMU's folder in the machine, without a leading slash.
 const FOLDER: &str = "qemu";
@@ -42,7 +42,7 @@ impl Nest {
         Ok(Self { kernel, programs, files, qemu })
     }
 
-    /// Returns the QEMU command in the machine.
+    /// Returns the command that starts QEMU in the machine.
     pub fn qemu(&self) -> &Qemu {
         &self.qemu
     }

@@ -8,7 +8,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// Interval at which a long step reports that it is still running.
 const REPORT_INTERVAL: Duration = Duration::from_secs(5);
-/// Interval at which a spinner turns.
+/// Interval at which a spinner is redrawn.
 const TICK_INTERVAL: Duration = Duration::from_millis(100);
 /// Template of a step's spinner.
 const SPINNER: &str = "{spinner} images: {prefix}, {elapsed} {msg}";
@@ -91,8 +91,8 @@ pub struct Step<'a> {
 }
 
 impl Step<'_> {
-    /// Updates the spinner on a terminal, or prints a line if one is due otherwise. Must be called often. `detail`
-    /// returns the progress of the step.
+    /// Updates the spinner. Without a spinner, prints a line if the last one is older than `REPORT_INTERVAL`. Must be
+    /// called often. `detail` returns the progress of the step.
     pub fn tick(&mut self, detail: impl FnOnce() -> String) {
         if let Some(bar) = &self.bar {
             return bar.set_message(detail());
@@ -117,7 +117,7 @@ impl Drop for Step<'_> {
     }
 }
 
-/// Formats `bytes` in whole MiB.
+/// Formats `bytes` in MiB, rounded up.
 pub fn mib(bytes: u64) -> String {
     format!("{} MiB", bytes.div_ceil(1 << 20))
 }

@@ -20,7 +20,7 @@ use crate::kernel::Unpacked;
 use crate::progress::{Progress, Step, mib};
 use crate::recipe::{KernelRecipe, Made, Package, ParavirtualRecipe, Record, Suite};
 
-/// Version of the recipe. Must be incremented when the result changes.
+/// Version of the recipe. It must be incremented when the recipe's result changes.
 const VERSION: &str = "1";
 /// File name of our module.
 const MODULE: &str = "gpu_mediator_pv.ko";
@@ -100,7 +100,7 @@ struct Build<'a> {
 }
 
 impl Build<'_> {
-    /// Builds both modules in the folder. Returns the packages used for the build.
+    /// Builds both modules in `self.folder`. Returns the packages used for the build.
     fn run(&self, suite: &Suite, recipe: &ParavirtualRecipe) -> Result<Vec<Package>> {
         kbuild::require_programs()?;
         let (headers, build, tools) =
@@ -179,7 +179,7 @@ impl Build<'_> {
         remove(&all)
     }
 
-    /// Fetches a package in the kernel's version.
+    /// Fetches the version of a package that matches the kernel.
     fn fetch_same(&self, apt: &Apt, name: &str) -> Result<Fetched> {
         let version = self.made.packages.first().map(|package| package.version.as_str());
         let version = version.context("the version of the kernel is not recorded")?;
@@ -199,7 +199,8 @@ impl Build<'_> {
     }
 }
 
-/// Feeds an archive to `tar`, which keeps only the driver's folder and strips the archive's top folder.
+/// Pipes an archive into `tar`, which extracts only the driver's folder and strips the archive's top folder from its
+/// path.
 fn unpack_driver(archive: &Path, to: &Path, step: &mut Step<'_>) -> Result<()> {
     let file = fs::File::open(archive).with_context(|| format!("cannot open {}", archive.display()))?;
     let mut tar = Command::new("tar")
@@ -228,7 +229,7 @@ fn unpack_driver(archive: &Path, to: &Path, step: &mut Step<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Puts our module's sources into `build`, and our files for the driver into the driver's folder.
+/// Copies our module's sources to `build`, and our files for the driver to the driver's folder.
 fn our_sources(build: &Path) -> Result<()> {
     let (ours, driver) = (sources(), build.join("nouveau"));
     let hooks = driver.join("gmpv");

@@ -14,7 +14,7 @@ use crate::exec;
 use crate::progress::Progress;
 use crate::recipe::{Made, QemuRecipe, RECIPE_VERSION, Record, Suite};
 
-/// Name of the program.
+/// File name of QEMU's executable.
 pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
 /// The environment variable with the path of a QEMU to use unchanged.
 pub const QEMU_VARIABLE: &str = "GPU_MEDIATOR_QEMU";
@@ -134,7 +134,7 @@ fn holds_libraries(folder: &Path) -> bool {
     entries.flatten().any(|e| e.file_name().to_string_lossy().contains(".so"))
 }
 
-/// Queries the version and devices of `qemu`.
+/// Returns `qemu` with its version, or an error if it does not satisfy the recipe.
 fn check(mut qemu: Qemu, recipe: &QemuRecipe) -> Result<Qemu> {
     let name = qemu.program.display().to_string();
     let text = exec::probe(qemu.command().arg("--version")).ok_or_else(|| anyhow!("{name} cannot be run"))?;
@@ -161,7 +161,7 @@ fn at_least(version: &str, minimum: &str) -> bool {
     numbers(version) >= numbers(minimum)
 }
 
-/// Finds QEMU's executable file, even if a loader starts QEMU.
+/// Returns the path of QEMU's executable, even if a loader starts QEMU.
 pub(crate) fn binary(qemu: &Qemu) -> Result<PathBuf> {
     let is_it = |path: &Path| path.file_name().is_some_and(|name| name == PROGRAM);
     if let Some(path) = qemu.args.iter().map(Path::new).find(|path| is_it(path)) {

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-/// Version of the recipes. Must be incremented when the result of a recipe changes, so that older items are recreated.
+/// Version of the recipes. It must be incremented when the result of a recipe changes, so that older items are
+/// recreated.
 pub const RECIPE_VERSION: &str = "1";
 
 /// The manifest of requested images.
@@ -14,7 +15,7 @@ pub const RECIPE_VERSION: &str = "1";
 pub struct Manifest {
     /// The VMM.
     pub qemu: QemuRecipe,
-    /// The guest kernels.
+    /// Recipes of the guest kernels.
     #[serde(rename = "kernel")]
     pub kernels: Vec<KernelRecipe>,
     /// Contents of the initramfs.
@@ -25,15 +26,15 @@ pub struct Manifest {
     pub monitoring: MonitoringRecipe,
     /// Recipe of the Debian system with systemd.
     pub system: SystemRecipe,
-    /// Parts of the Debian system with cluster software.
+    /// Recipe of the Debian system with cluster software.
     pub fleet: TreeRecipe,
-    /// A headless browser.
+    /// Recipe of the headless browser.
     pub browser: TreeRecipe,
-    /// Tools that check packages, manifests and scripts.
+    /// Recipe of the tools that check packages, manifests and scripts.
     pub checkers: TreeRecipe,
-    /// The machine that has a card behind an IOMMU and runs its own VMs.
+    /// Recipe of the machine that has a card behind an IOMMU and runs its own VMs.
     pub nest: NestRecipe,
-    /// The guest with CUDA programs.
+    /// Recipe of the guest with CUDA programs.
     pub cuda_guest: CudaGuestRecipe,
     /// The Xen host.
     pub xen: XenRecipe,
@@ -50,13 +51,13 @@ pub struct Suite {
 }
 
 impl Suite {
-    /// Returns the suite from which the package is taken.
+    /// Returns the name of the suite from which packages are fetched.
     pub fn target(&self) -> &str {
         self.suite.as_deref().unwrap_or(&self.base)
     }
 }
 
-/// The sources of QEMU.
+/// Requirements for QEMU, and its packages.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct QemuRecipe {
@@ -88,9 +89,9 @@ pub struct KernelRecipe {
 pub struct InitramfsRecipe {
     /// The module to pack, together with all its dependencies.
     pub module: String,
-    /// The package whose program becomes `/init`.
+    /// The workspace package whose program becomes `/init`.
     pub init: String,
-    /// The packages whose programs go to `/bin`.
+    /// The workspace packages whose programs are placed in `/bin`.
     pub programs: Vec<String>,
 }
 
@@ -130,12 +131,12 @@ pub struct SystemRecipe {
 pub struct TreeRecipe {
     /// The packages, with their dependencies.
     pub packages: Vec<String>,
-    /// Files and folders of the packages to omit.
+    /// Paths of files and folders to omit from the packages.
     pub without: Vec<String>,
     /// Dependencies that are not fetched.
     #[serde(default)]
     pub unneeded: Vec<String>,
-    /// Units that must not start.
+    /// systemd units to mask.
     #[serde(default)]
     pub masked: Vec<String>,
     /// Suites to try, in order.
@@ -160,9 +161,9 @@ pub struct NestRecipe {
 pub struct CudaGuestRecipe {
     /// The modules to pack, together with all their dependencies, by kernel name.
     pub modules: BTreeMap<String, Vec<String>>,
-    /// The package of the guest's init.
+    /// The workspace package of the guest's init.
     pub init: String,
-    /// The packages of the guest's programs.
+    /// The workspace packages of the guest's programs.
     pub programs: Vec<String>,
 }
 
@@ -224,7 +225,7 @@ pub struct Record {
     /// QEMU, or `None` if the host's QEMU is used.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub qemu: Option<Made>,
-    /// The kernels by name, including the kernel with VFIO.
+    /// The kernels, by entry name, including those with modules other than the card's driver.
     #[serde(default, rename = "kernel")]
     pub kernels: BTreeMap<String, Made>,
     /// The paravirtual modules, by kernel name.

@@ -1,5 +1,5 @@
-//! Creates a QEMU with a patched emulation of AMD SVM. In this QEMU, virtual machines can run concurrently even if each
-//! CPU is a thread.
+//! Creates a QEMU with a patched emulation of AMD SVM. With it, virtual machines can run concurrently even if each
+//! emulated CPU has its own thread.
 //!
 //! VMRUN can inject an interrupt into a guest. QEMU (up to at least version 11.1.3) records the vector as a pending
 //! exception and delivers it, but does not clear the record. If the CPU's thread leaves its loop before the guest's
@@ -8,8 +8,8 @@
 //! fault. With a single CPU and thread, this is very rare.
 //!
 //! This module creates a copy of QEMU without the instruction that records the vector. It finds the instruction by its
-//! effect, not by its address: the instruction is the only store of the value that becomes the second argument of the
-//! only call that delivers the interrupt. If the search fails, QEMU is used unchanged.
+//! effect, not by its address: only one call delivers the interrupt, and only one instruction stores the value that
+//! becomes the call's second argument. If the search fails, QEMU is used unchanged.
 
 use std::fs;
 use std::path::Path;
@@ -23,17 +23,17 @@ use crate::qemu::{self, Qemu};
 
 /// Kind of the item in the cache.
 const KIND: &str = "svm";
-/// Version of the recipe. Must be incremented when the patch changes.
+/// Version of the recipe. It must be incremented when the patch changes.
 const VERSION: &str = "1";
-/// Function that emulates VMRUN.
+/// Name of the function that emulates VMRUN.
 const RUN: &str = "helper_vmrun";
-/// Function that `RUN` calls to deliver an interrupt.
+/// Name of the function that `RUN` calls to deliver an interrupt.
 const DELIVER: &str = "do_interrupt_x86_hardirq";
-/// Size of the range before the call that is searched for the store, in bytes.
+/// Number of bytes before the call in which to search for the store.
 const SEARCHED_BYTES: usize = 96;
 /// Opcode of a store of a 32-bit register.
 const STORE: u8 = 0x89;
-/// ModRM byte of a store of ESI (a function's second argument) with a 32-bit displacement, without its base register.
+/// ModRM byte of a store of ESI (a function's second argument) with a 32-bit displacement, excluding the base register.
 const FROM_ESI: u8 = 0b10_110_000;
 /// Mask of the base register in a ModRM byte.
 const BASE: u8 = 0b111;
@@ -133,7 +133,7 @@ fn only<T>(mut of: impl Iterator<Item = T>) -> Option<T> {
 mod tests {
     use super::*;
 
-    /// Code that stores ESI.
+    /// A store of ESI.
     const STORES: [u8; STORE_BYTES] = [0x89, 0xb3, 0x50, 0xc2, 0xff, 0xff];
     /// Code that calls an address 0x100 bytes after the call.
     const CALLS: [u8; CALL_BYTES] = [0xe8, 0x00, 0x01, 0x00, 0x00];

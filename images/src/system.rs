@@ -1,4 +1,4 @@
-//! A Debian system with systemd. As on an operator's host, the Debian package is installed on it.
+//! A Debian system with systemd. Tests install our Debian package on it, as an operator would.
 //!
 //! The root file system is the initramfs. The packages are unpacked but not configured. This module replaces the
 //! necessary parts of their maintainer scripts: it creates users and groups, the merged `/usr`, and dpkg's database.
@@ -26,9 +26,9 @@ use crate::kernel::Unpacked;
 use crate::progress::{Progress, Step};
 use crate::recipe::{Made, Suite, TreeRecipe};
 
-/// Version of the recipe. Must be incremented when the result changes.
+/// Version of the recipe. It must be incremented when the recipe's result changes.
 const VERSION: &str = "2";
-/// The archive's name in its folder.
+/// File name of the system's archive.
 const ARCHIVE: &str = "system.cpio";
 /// Folders that become links to folders in `/usr`, even if a package contains them as folders.
 const MERGED: [&str; 4] = ["bin", "lib", "lib64", "sbin"];
@@ -36,7 +36,7 @@ const MERGED: [&str; 4] = ["bin", "lib", "lib64", "sbin"];
 const AGENT: &str = "usr/sbin/tests-agent";
 /// Unit that starts the agent after booting, so that the agent's first message indicates that the system is up.
 const AGENT_UNIT: &str = "[Unit]\nDescription=Commands of the host's tests\n\n[Service]\nExecStart=/usr/sbin/tests-agent\nStandardOutput=journal+console\n";
-/// The folder of the administrator's units.
+/// Folder of the administrator's systemd units.
 const UNITS: &str = "etc/systemd/system";
 
 /// A system and its kernel.
@@ -88,10 +88,10 @@ pub fn ensure(
     Ok(folder.join(ARCHIVE))
 }
 
-/// Version of the C library. Programs linked against it run with this version and later versions.
+/// Version of the C library. Programs linked against one version also run with later versions.
 type Libc = (u32, u32);
 
-/// Returns the version of the host's C library. The programs in the package are linked against this library.
+/// Returns the version of the host's C library. The programs in our Debian package are linked against this library.
 fn host_libc() -> Result<Libc> {
     let output = Command::new("getconf").arg("GNU_LIBC_VERSION").output().context("getconf")?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -165,7 +165,7 @@ fn pack(recipe: &TreeRecipe, packages: &[Fetched], scratch: &Path, step: &mut St
     archive.link("init", "usr/lib/systemd/systemd");
     archive.link("var/run", "/run");
     archive.file("etc/hostname", 0o644, b"host\n");
-    // An empty machine-id avoids the questions of a first boot. systemd generates an ID.
+    // With an empty machine-id, systemd skips the questions of a first boot and generates an ID.
     archive.file("etc/machine-id", 0o444, b"");
     for unit in &recipe.masked {
         archive.link(&format!("{UNITS}/{unit}"), "/dev/null");
@@ -200,7 +200,7 @@ fn merged(root: &Path, without: &[String]) -> Result<BTreeMap<String, PathBuf>> 
     Ok(names)
 }
 
-/// Adds a file, folder or link.
+/// Adds the file, folder or link at `path` under the name `name`.
 fn add(archive: &mut Archive, name: &str, path: &Path) -> Result<()> {
     let metadata = fs::symlink_metadata(path).with_context(|| format!("cannot stat {}", path.display()))?;
     let mode = metadata.permissions().mode() & 0o7777;
@@ -215,7 +215,7 @@ fn add(archive: &mut Archive, name: &str, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Adds Debian's standard users and groups, which cannot log in, and a PAM configuration that does not prompt when root
+/// Adds Debian's standard groups and users, which cannot log in, and a PAM configuration that does not prompt when root
 /// switches to another user.
 fn accounts(archive: &mut Archive, root: &Path) -> Result<()> {
     let master = |name: &str| read(&root.join(format!("usr/share/base-passwd/{name}.master")));

@@ -11,7 +11,7 @@ use crate::cache::{Cache, key, remove};
 use crate::progress::Progress;
 use crate::recipe::{Made, Suite, TreeRecipe};
 
-/// Version of the recipe. Must be incremented when the result changes.
+/// Version of the recipe. It must be incremented when the recipe's result changes.
 const VERSION: &str = "1";
 /// Folders that are links to folders in `/usr`.
 const MERGED: [&str; 4] = ["bin", "sbin", "lib", "lib64"];

@@ -29,7 +29,7 @@ use crate::libraries;
 use crate::progress::{Progress, Step};
 use crate::recipe::{Made, Record, Suite, XenRecipe};
 
-/// Version of the recipe. Must be incremented when the result changes.
+/// Version of the recipe. It must be incremented when the recipe's result changes.
 const VERSION: &str = "2";
 /// Name of the host's kernel in the record of created items.
 pub const ENTRY: &str = "xen";
@@ -94,7 +94,7 @@ impl XenHost {
     }
 }
 
-/// Finds or creates the host. Its domain 0 runs `kernel` and `programs`.
+/// Finds or creates the Xen host. Its domain 0 runs `kernel` and `programs`.
 pub fn ensure(
     recipe: &XenRecipe,
     kernel: Unpacked,
@@ -178,7 +178,7 @@ fn pack(recipe: &XenRecipe, root: &Path) -> Result<Vec<u8>> {
     for name in &recipe.programs {
         let path = root.join(name);
         add(name, 0o755, &read(&path)?);
-        // Busybox is statically linked.
+        // Skip busybox, which is statically linked.
         if !is_dynamic(&path)? {
             continue;
         }
@@ -200,7 +200,7 @@ fn pack(recipe: &XenRecipe, root: &Path) -> Result<Vec<u8>> {
     for folder in ["proc/xen", "var", "var/lib", "var/log"] {
         archive.folder(folder);
     }
-    // Link each name to the program.
+    // Link each command name to the `xenstore` program.
     for name in ["xenstore-list", "xenstore-read", "xenstore-ls", "xenstore-write"] {
         archive.link(&format!("bin/{name}"), "/usr/bin/xenstore");
     }

@@ -48,7 +48,7 @@ pub const VA_BITS: u32 = 40;
 pub const BUS_BITS: u32 = 40;
 /// Size of a small page in bytes.
 pub const SMALL_PAGE: u64 = 4 << 10;
-/// Size of a large page in bytes (the default large-page size of 128 KiB).
+/// Default size of a large page in bytes.
 pub const LARGE_PAGE: u64 = 128 << 10;
 
 /// Memory target of an address in an instance block, directory register or runlist register. The encoding differs from
@@ -100,9 +100,9 @@ impl Target {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Place {
-    /// An address in the guest's VRAM, without a bounds check.
+    /// An address in the guest's VRAM, not checked against the VRAM's size.
     Vram(GuestVramAddr),
-    /// An address in the guest's RAM, without a bounds check.
+    /// An address in the guest's RAM, not checked against the RAM's size.
     Ram(Gpa),
 }
 

@@ -57,7 +57,7 @@ pub const GF100: Chip = Chip {
 /// All chips.
 pub const CHIPS: &[Chip] = &[GF100];
 
-/// Returns the chip whose PMC_BOOT_0 is `boot0`.
+/// Returns the chip with the chipset number in `boot0`, which is a value of PMC_BOOT_0.
 #[must_use]
 pub fn by_boot0(boot0: u32) -> Option<&'static Chip> {
     CHIPS.iter().find(|chip| chip.chipset == (boot0 >> 20) & 0x1ff)

@@ -13,9 +13,9 @@ pub mod id {
     /// Memory-to-memory copies (M2MF).
     #[doc(alias = "M2MF")]
     pub const FERMI_MEMORY_TO_MEMORY_FORMAT_A: u32 = 0x9039;
-    /// 3D.
+    /// 3D engine.
     pub const FERMI_A: u32 = 0x9097;
-    /// Compute.
+    /// Compute engine.
     pub const FERMI_COMPUTE_A: u32 = 0x90c0;
     /// Copy engine.
     #[doc(alias = "PCOPY")]

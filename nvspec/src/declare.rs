@@ -201,7 +201,7 @@ macro_rules! regs {
         }
     )*
 
-        /// All blocks, each with its name, its start offset, the offset just past its last register, and its registers.
+        /// All blocks, each with its name, start offset, end offset (exclusive) and registers.
         pub static BLOCKS: &[(&str, u32, u32, &[crate::RegInfo])] =
             &[$( (stringify!($block), $base, $end, $block::INFO) ),*];
     };

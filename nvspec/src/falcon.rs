@@ -17,7 +17,7 @@ impl Falcon {
     /// All falcons.
     pub const ALL: [Self; 4] = [Self::Fecs, Self::Gpccs, Self::Copy0, Self::Copy1];
 
-    /// Returns the falcon's name in file names and commands.
+    /// Returns the falcon's name, as used in file names and commands.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

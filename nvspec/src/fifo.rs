@@ -9,7 +9,7 @@ pub const CHANNELS: u32 = 128;
 /// Number of subchannels per channel.
 pub const SUBCHANNELS: u32 = 8;
 
-/// Number of one of the physical card's 128 channels.
+/// Channel number on the physical card, less than 128.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct ChannelId(pub u8);
@@ -20,7 +20,7 @@ pub struct ChannelId(pub u8);
 pub struct VirtualChannelId(pub u8);
 
 impl VirtualChannelId {
-    /// Converts from a number. Returns `None` if it exceeds the maximum.
+    /// Converts a number. Returns `None` unless it is less than [`CHANNELS`].
     #[must_use]
     pub const fn new(number: u32) -> Option<Self> {
         if number < CHANNELS { Some(Self(number as u8)) } else { None }
@@ -187,7 +187,8 @@ pub struct OldMethodHeader {
     /// See [`sub_op`].
     #[bits(2)]
     pub sub_op: u8,
-    /// Number of data dwords after the header (11 bits), or the subdevice mask in bits 15:4 of the header.
+    /// Number of data dwords after the header. A header that sets the subdevice mask contains the mask in bits 15:4
+    /// instead.
     #[bits(11)]
     pub count: u16,
     /// Opcode.

@@ -31,7 +31,7 @@ pub mod ramfc {
     pub const TOP_LEVEL_GET_HI: u64 = 0x024;
     /// Reference counter (saved state).
     pub const REF: u64 = 0x028;
-    /// Acquire timeout and retry.
+    /// Timeout and retry settings of semaphore acquires.
     pub const ACQUIRE: u64 = 0x030;
     /// Last data of the four semaphore methods (saved state).
     pub const SEMAPHORE: [u64; 4] = [0x038, 0x03c, 0x040, 0x044];
@@ -39,7 +39,7 @@ pub mod ramfc {
     pub const GP_BASE_LO: u64 = 0x048;
     /// GPFIFO ring's address bits 39:32 in bits 7:0, and log2 of its number of entries in bits 31:16.
     pub const GP_BASE_HI: u64 = 0x04c;
-    /// Next GPFIFO entry to fetch (saved state).
+    /// Index of the next GPFIFO entry to fetch (saved state).
     pub const GP_FETCH: u64 = 0x050;
     /// Address of the next push buffer dword to fetch, low dword (saved state).
     pub const PB_FETCH_LO: u64 = 0x054;
@@ -65,13 +65,13 @@ pub mod ramfc {
     pub const CE_TIMESLICE: u64 = 0x0ac;
     /// Host CRC control.
     pub const HCE_CTRL: u64 = 0x0b8;
-    /// Privilege and method configuration.
+    /// Privilege and method configuration, first dword.
     pub const CONFIG0: u64 = 0x0f8;
-    /// Privilege and method configuration.
+    /// Privilege and method configuration, second dword.
     pub const CONFIG1: u64 = 0x0fc;
     /// Value of [`SIGNATURE`].
     pub const SIGNATURE_VALUE: u32 = 0x0000_face;
-    /// Values that a driver writes to constant dwords, each with its offset.
+    /// Constant dwords that a driver writes: the offset and value of each.
     pub const DEFAULTS: [(u64, u32); 11] = [
         (SIGNATURE, SIGNATURE_VALUE),
         (ACQUIRE, 0xffff_f902),
@@ -144,9 +144,9 @@ pub mod context {
 pub mod graph_image {
     /// Number of registers to write. The program clears this dword afterwards.
     pub const REGISTERS: u64 = 0;
-    /// Address of the register list in units of 256 bytes. This is one dword.
+    /// Address of the register list in units of 256 bytes, in one dword.
     pub const LIST: u64 = 4;
-    /// Size of both dwords in bytes.
+    /// Total size of both dwords in bytes.
     pub const HEAD_BYTES: u64 = 8;
     /// Size of a list entry in bytes. An entry consists of a register's BAR0 offset and its value.
     pub const ENTRY_BYTES: u64 = 8;

@@ -1,8 +1,8 @@
 //! BAR0 registers, block by block.
 //!
 //! Modules follow the address map: [`host`] (master control, bus, FIFO, timer), [`memory`] (frame buffer, cache,
-//! windows), [`board`] (PCI mirror, thermal, clocks, PMU, privileged ring, fuses, and the display as far as drivers
-//! probe it), [`graph`] (PGRAPH and the copy engines' falcons).
+//! windows), [`board`] (PCI mirror, thermal, clocks, PMU, privileged ring, fuses, and the display registers that
+//! drivers probe), [`graph`] (PGRAPH and the copy engines' falcons).
 
 pub mod board;
 pub mod graph;
@@ -17,8 +17,7 @@ pub use memory::{ltc, ltc_intr, pbfb, pbfb_bcast, pfb, pflush, pstraps};
 
 use crate::RegInfo;
 
-/// Returns all blocks of all modules, each with its name, its start offset, the offset just past its last register, and
-/// its registers.
+/// Returns all blocks of all modules, each with its name, start offset, end offset (exclusive) and registers.
 pub fn blocks() -> impl Iterator<Item = &'static (&'static str, u32, u32, &'static [RegInfo])> {
     host::BLOCKS.iter().chain(memory::BLOCKS).chain(board::BLOCKS).chain(graph::BLOCKS)
 }

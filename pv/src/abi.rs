@@ -6,7 +6,7 @@
 //!
 //! A vGPU with this interface has a vendor-specific PCI capability ([`Capability`]) that contains the location of its
 //! registers ([`register`]). The guest sets up a split virtqueue in its RAM (VIRTIO 1.2, 2.7, without indirect
-//! descriptors and event indices), and rings [`register::DOORBELL`]. Each descriptor chain is a batch. Its
+//! descriptors or event indices), and rings [`register::DOORBELL`]. Each descriptor chain is a batch. Its
 //! device-readable part consists of a [`BatchHeader`] and operations, and its device-writable part of an
 //! [`AnswerHeader`] and an [`Answer`] for each operation.
 

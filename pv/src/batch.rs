@@ -63,7 +63,7 @@ impl<'a> Batch<'a> {
     }
 }
 
-/// Removes the first operation from bytes that are structurally valid.
+/// Removes and decodes the first operation of structurally valid bytes.
 fn next<'a>(left: &mut &'a [u8], features: u32) -> Result<Op<'a>, Status> {
     // The batch was validated, so it is not malformed.
     let raw = RawOp::split(left).map_err(|_| Status::Malformed)?;
@@ -81,7 +81,7 @@ fn next<'a>(left: &mut &'a [u8], features: u32) -> Result<Op<'a>, Status> {
 #[derive(Clone, Debug)]
 pub struct Begun {
     bytes: Vec<u8>,
-    /// Offset of the current operation.
+    /// Byte offset of the current operation.
     at: usize,
     answers: Answers,
 }
@@ -105,7 +105,7 @@ impl Begun {
         Some(next(&mut self.bytes.get(self.at..)?, features))
     }
 
-    /// Records the answer to the current operation.
+    /// Records the answer to the current operation, and advances to the next one.
     pub fn answer(&mut self, result: Result<u64, Status>) {
         if let Some(mut left) = self.bytes.get(self.at..)
             && RawOp::split(&mut left).is_ok()

@@ -64,31 +64,31 @@ impl Ops {
         self.raw(code, handle, body.as_bytes())
     }
 
-    /// Creates a table of a type in [`crate::abi::kind`].
+    /// Adds an operation that creates a table of a type in [`crate::abi::kind`].
     #[must_use]
     pub fn create(self, table: u32, kind: u32) -> Self {
         self.with(op::TABLE_CREATE, table, &TableCreate { kind, reserved: 0 })
     }
 
-    /// Frees a table's handle.
+    /// Adds an operation that frees a table's handle.
     #[must_use]
     pub fn destroy(self, table: u32) -> Self {
         self.raw(op::TABLE_DESTROY, table, &[])
     }
 
-    /// Sets an entry of a directory.
+    /// Adds an operation that sets an entry of a directory.
     #[must_use]
     pub fn set(self, directory: u32, index: u32, small: u32, large: u32) -> Self {
         self.with(op::DIRECTORY_SET, directory, &DirectorySet { index, small, large, reserved: 0 })
     }
 
-    /// Writes `count` consecutive entries.
+    /// Adds an operation that writes `count` consecutive entries.
     #[must_use]
     pub fn run(self, table: u32, first: u32, count: u32, entry: u64, step: u64) -> Self {
         self.with(op::ENTRIES_RUN, table, &EntriesRun { first, count, entry, step })
     }
 
-    /// Writes a list of entries.
+    /// Adds an operation that writes a list of entries.
     #[must_use]
     pub fn list(self, table: u32, first: u32, entries: &[u64]) -> Self {
         let mut body = Entries { first, count: count(entries) }.as_bytes().to_vec();
@@ -96,19 +96,19 @@ impl Ops {
         self.raw(op::ENTRIES_LIST, table, &body)
     }
 
-    /// Clears entries.
+    /// Adds an operation that clears entries.
     #[must_use]
     pub fn zero(self, table: u32, first: u32, count: u32) -> Self {
         self.with(op::ENTRIES_ZERO, table, &Entries { first, count })
     }
 
-    /// Binds an instance block to a directory, or removes the binding if `directory` is 0.
+    /// Adds an operation that binds an instance block to a directory, or removes the binding if `directory` is 0.
     #[must_use]
     pub fn bind(self, directory: u32, instance: u64) -> Self {
         self.with(op::DIRECTORY_BIND, directory, &Instance { instance })
     }
 
-    /// Flushes the TLB for a directory, or for all directories if `directory` is 0.
+    /// Adds a TLB flush of a directory, or of all directories if `directory` is 0.
     #[must_use]
     pub fn flush(self, directory: u32) -> Self {
         self.raw(op::FLUSH, directory, &[])
@@ -120,13 +120,13 @@ impl Ops {
         self.raw(code, channel, &[])
     }
 
-    /// Binds a channel to an instance block.
+    /// Adds an operation that binds a channel to an instance block.
     #[must_use]
     pub fn bind_channel(self, channel: u32, instance: u64) -> Self {
         self.with(op::CHANNEL_BIND, channel, &Instance { instance })
     }
 
-    /// Sets the runnable channels.
+    /// Adds an operation that sets the runnable channels.
     #[must_use]
     pub fn runlist(self, channels: &[u32]) -> Self {
         let mut body = Runlist { count: count(channels), reserved: 0 }.as_bytes().to_vec();
@@ -134,49 +134,49 @@ impl Ops {
         self.raw(op::RUNLIST, 0, &body)
     }
 
-    /// Fills guest VRAM.
+    /// Adds an operation that fills guest VRAM.
     #[must_use]
     pub fn fill(self, address: u64, bytes: u64, value: u32) -> Self {
         self.with(op::MEMORY_FILL, 0, &MemoryFill { address, bytes, value, reserved: 0 })
     }
 
-    /// Copies guest VRAM.
+    /// Adds an operation that copies guest VRAM.
     #[must_use]
     pub fn copy(self, to: u64, from: u64, bytes: u64) -> Self {
         self.with(op::MEMORY_COPY, 0, &MemoryCopy { to, from, bytes })
     }
 
-    /// Sets the eviction priority of a guest VRAM range.
+    /// Adds an operation that sets the eviction priority of a guest VRAM range.
     #[must_use]
     pub fn priority(self, address: u64, bytes: u64, priority: i32) -> Self {
         self.with(op::BUFFER_PRIORITY, 0, &BufferPriority { address, bytes, priority, reserved: 0 })
     }
 
-    /// Finds or creates a segment.
+    /// Adds an operation that finds or creates a segment.
     #[must_use]
     pub fn share_get(self, key: u64, bytes: u64, flags: u32, mode: u32) -> Self {
         self.with(op::SHARE_GET, 0, &ShareGet { key, bytes, flags, mode })
     }
 
-    /// Maps a segment for a channel.
+    /// Adds an operation that maps a segment for a channel.
     #[must_use]
     pub fn attach(self, segment: u32, channel: u32, flags: u32) -> Self {
         self.with(op::SHARE_ATTACH, segment, &ShareAttach { channel, flags })
     }
 
-    /// Unmaps a segment for a channel.
+    /// Adds an operation that unmaps a segment for a channel.
     #[must_use]
     pub fn detach(self, segment: u32, channel: u32) -> Self {
         self.with(op::SHARE_DETACH, segment, &ShareAttach { channel, flags: 0 })
     }
 
-    /// Queries or modifies a segment.
+    /// Adds an operation that queries or modifies a segment.
     #[must_use]
     pub fn control(self, segment: u32, command: u32, argument: u32) -> Self {
         self.with(op::SHARE_CONTROL, segment, &ShareControl { command, argument })
     }
 
-    /// Executes a query of [`crate::abi::query`].
+    /// Adds an operation that executes a query of [`crate::abi::query`].
     #[must_use]
     pub fn query(self, question: u32) -> Self {
         self.raw(op::QUERY, question, &[])
@@ -191,7 +191,7 @@ impl Ops {
     }
 }
 
-/// Returns the length of a list. If the list is too long for a batch, the length is wrong, so that the batch is
+/// Returns the length of a list. A length that does not fit in 32 bits becomes the maximum, which makes the batch
 /// malformed.
 fn count<T>(list: &[T]) -> u32 {
     u32::try_from(list.len()).unwrap_or(u32::MAX)

@@ -115,7 +115,7 @@ fn c_type(ty: &str) -> &'static str {
     match ty {
         "u8" => "__u8",
         "u16" => "__le16",
-        // C has no signed little-endian type. Signed numbers use two's complement.
+        // The kernel has no signed little-endian type. Signed numbers use two's complement.
         "u32" | "i32" => "__le32",
         _ => "__le64",
     }
@@ -162,7 +162,7 @@ fn resolve(path: &str, module: &str) -> Option<String> {
     structure(&path).map(Structure::c_name).or_else(|| field.map(|s| format!("{name} of {}", s.c_name())))
 }
 
-/// Appends a comment.
+/// Appends `words` as a C comment.
 fn comment(text: &mut String, indent: &str, words: &str) {
     if words.len().saturating_add("/*  */".len()) <= MAX_COLUMNS {
         let _ = writeln!(text, "{indent}/* {words} */");

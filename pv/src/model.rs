@@ -1,5 +1,5 @@
-//! A model for checking the code under test, for tests and fuzzing: the binary format, decoded manually ([`wire`]), the
-//! tables as seen by a guest ([`tables`]), and a guest controlled by input bytes ([`machine`]).
+//! A model with which tests and fuzzing check the code under test. It decodes the binary format manually ([`wire`]),
+//! and contains the tables as seen by a guest ([`tables`]) and a guest controlled by input bytes ([`machine`]).
 
 pub(crate) mod machine;
 pub(crate) mod tables;

@@ -6,7 +6,7 @@
 //!   references consists of at most two links.
 //! - A table exists as long as a handle, a directory entry, or the address space of an instance block refers to it. A
 //!   new table is empty. A removed table is unreadable, and is reported as written.
-//! - The total size of all tables is within the limit. It does not depend on their contents.
+//! - The total size of all tables is within the limit. The size does not depend on the tables' contents.
 //!
 //! Each table has an address in *table space*: guest VRAM addresses beyond the end of guest VRAM. A page table walker
 //! (`shadow-pt`) therefore reads and walks these tables in the same way as tables in guest VRAM, and validates all of
@@ -67,7 +67,7 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// Creates a state without tables. `base` is the end of guest VRAM. Table space starts at the next multiple of
+    /// Creates an empty set of tables. `base` is the end of guest VRAM. Table space starts at the next multiple of
     /// [`SLOT_BYTES`]. `limit` is the maximum total size of all tables in bytes.
     #[must_use]
     pub fn new(base: GuestVramAddr, limit: u64) -> Self {
@@ -182,8 +182,8 @@ impl Tables {
         Ok(())
     }
 
-    /// Unbinds the address space of an instance block, which then uses the directory in the block. Returns true if it
-    /// was bound.
+    /// Unbinds the address space of an instance block, which then uses the directory in the block. Returns true if the
+    /// address space was bound.
     pub fn unbind(&mut self, instance: GuestVramAddr) -> bool {
         let before = self.bindings.remove(&instance);
         if let Some(slot) = before {
@@ -257,7 +257,7 @@ impl Tables {
         if wanted(object.kind) { Ok(slot) } else { Err(Status::WrongType) }
     }
 
-    /// Returns the address of a table in the format of directory entries.
+    /// Returns the frame number of a table, as used in directory entries.
     fn frame(&self, slot: SlotId) -> Result<u32, Status> {
         u32::try_from(self.slots.address(slot).0 / SMALL_PAGE).map_err(|_| Status::Limit)
     }
@@ -273,7 +273,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Removes a reference to the table.
+    /// Removes a reference to a table. Frees the table if no references remain.
     fn release(&mut self, slot: SlotId) {
         let Some(Object { kind, contents, .. }) = self.slots.release(slot) else { return };
         self.used = self.used.saturating_sub(kind.bytes());

@@ -73,7 +73,7 @@ impl Kind {
     }
 }
 
-/// A value requested by [`Op::Query`]: a value of [`query`].
+/// Code of an [`Op::Query`]: a value of [`query`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u32)]
 #[expect(missing_docs, reason = "documented at the constants of the same names")]
@@ -321,7 +321,7 @@ fn block(address: u64) -> Result<GuestVramAddr, Status> {
     if address.is_multiple_of(SMALL_PAGE) { Ok(GuestVramAddr(address)) } else { Err(Status::Invalid) }
 }
 
-/// Checks that ranges consist of 32-bit words, and that their size is within the limit for an operation.
+/// Checks that ranges consist of aligned 32-bit words, and that their size is within the limit for an operation.
 fn words(addresses: &[u64], bytes: u64) -> Result<(), Status> {
     if bytes > MAX_MEMORY_BYTES {
         return Err(Status::Range);

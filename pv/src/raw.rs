@@ -27,8 +27,8 @@ impl<'a> RawOp<'a> {
         T::read_from_bytes(self.body).map_err(|_| self.size())
     }
 
-    /// Returns the body, which must consist of a `T` and elements, padded to whole units. `count` returns the number of
-    /// elements for a `T`.
+    /// Splits the body into a `T`, elements, and padding to a whole unit. `count` returns the number of elements for a
+    /// `T`.
     pub(crate) fn list<T: FromBytes, E: FromBytes + Immutable + KnownLayout>(
         &self,
         count: impl FnOnce(&T) -> u32,
@@ -54,7 +54,7 @@ pub enum Problem {
     /// The number of operations is 0 or exceeds [`MAX_BATCH_OPS`].
     #[error("declares {0} operations; must be from 1 to {MAX_BATCH_OPS}")]
     Ops(u32),
-    /// The size exceeds the size of the batch, or [`MAX_BATCH_BYTES`](crate::abi::MAX_BATCH_BYTES).
+    /// The declared size exceeds the size of the batch, or [`MAX_BATCH_BYTES`](crate::abi::MAX_BATCH_BYTES).
     #[error("declares {0} bytes of operations, which exceeds its size or the maximum")]
     Bytes(u32),
     /// There are bytes after the last operation.

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 const PAGE: u64 = 4096;
 const VRAM: u64 = 4 << 20;
-/// VRAM address of guest VRAM.
+/// Start of guest VRAM on the card.
 const ON_CARD: u64 = 0x1000_0000;
 const SHADOWS: u64 = 0x8000_0000;
 const INSTANCE: GuestVramAddr = GuestVramAddr(0x1000);
@@ -93,7 +93,7 @@ impl Rig {
         Self { tables, spaces, space, card }
     }
 
-    /// Handles a flush and returns the number of denied entries by reason.
+    /// Handles a guest TLB flush, and returns the numbers of denied entries by reason.
     fn flush(&mut self) -> [u64; 3] {
         self.tables.take_written(|address, bytes| self.spaces.written(address, bytes));
         let world = &mut Parts { guest: &mut Guest(&self.tables), frames: &mut Grants, memory: &mut self.card };

@@ -27,7 +27,8 @@ pub enum WriteError {
         name: &'static str,
         /// Version in which this program writes the part.
         version: u32,
-        /// Newest version that the reader accepts, in addition to the previous one.
+        /// Newest version that the reader accepts, or `None` if it does not support the part. It also accepts the
+        /// previous version.
         reads: Option<u32>,
     },
     /// The previous version cannot represent the part's state.
@@ -66,7 +67,7 @@ pub enum ReadError {
     Cut {
         /// Size of the file in bytes.
         at: usize,
-        /// Missing value.
+        /// Value within which the file ends.
         what: &'static str,
     },
     /// The file has more sections than permitted.
@@ -105,7 +106,7 @@ pub enum ReadError {
         of: u32,
         /// Version of the section in the file.
         version: u32,
-        /// Version that this program supports.
+        /// Newest version that this program supports.
         known: u32,
     },
     /// A section occurs twice.
@@ -116,7 +117,7 @@ pub enum ReadError {
         /// Owner of the part.
         of: u32,
     },
-    /// A section is missing.
+    /// A section is missing, or was already read.
     #[error("section `{name}` of {of} is missing or was already read")]
     Missing {
         /// Name of the part.

@@ -1,4 +1,4 @@
-//! The file format, without the contents of parts.
+//! The file format, excluding the contents of parts.
 
 use sha2::{Digest, Sha256};
 

@@ -4,13 +4,13 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Plain data saved by a crate. The crate creates it from its state with a pattern that names each field, so that no
-/// field is forgotten.
+/// Plain data saved by a crate. The crate creates it by destructuring its state with a pattern that names each field,
+/// so that no field is forgotten.
 pub trait Part: Serialize + DeserializeOwned {
-    /// Name of the crate. If the crate has several parts, it is followed by a dot and the name of this part.
+    /// Name of the crate. If the crate has several parts, a dot and the name of this part follow.
     const NAME: &'static str;
-    /// Version of the encoding. It starts at 1 and increases with each change. Each element of a list must need at
-    /// least one byte. Otherwise, a short file could claim to contain a list of arbitrary length.
+    /// Version of the encoding. It starts at 1 and increases with each change. The encoding of each element of a list
+    /// must be at least one byte long. Otherwise, a short file could claim to contain a list of arbitrary length.
     const VERSION: u32;
     /// The part's previous version, or [`Unversioned`] if no previous version is accepted.
     type Before: Serialize + DeserializeOwned;
@@ -40,7 +40,7 @@ macro_rules! first_version {
     };
 }
 
-/// Declares a type as the only version of a part that is read and written. Its number must exceed the numbers of all
+/// Declares a type as the only version of a part that is read and written. `$version` must exceed the versions of all
 /// earlier encodings, because a program with an earlier encoding must not accept this part as its own.
 #[macro_export]
 macro_rules! only_version {
@@ -61,7 +61,7 @@ macro_rules! only_version {
     };
 }
 
-/// A part that a program can read, in this version and the previous one.
+/// A part that a program can read, in [`Self::version`] and the previous version.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Known {
     /// Name of the part.

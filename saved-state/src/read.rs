@@ -5,7 +5,7 @@ use crate::format::{FORMAT, IDENTITY, MAGIC, SECTIONS_MAX, SUM, is_name, sum};
 use crate::part::{Invalid, Known, Part};
 use std::collections::BTreeMap;
 
-/// A file with sections that are complete and known, indexed by name and owner.
+/// The unread sections of a file, which have been verified and are indexed by name and owner.
 #[derive(Debug)]
 pub struct SavedState<'a> {
     sections: BTreeMap<(&'a str, u32), (u32, &'a [u8])>,
@@ -15,7 +15,7 @@ impl<'a> SavedState<'a> {
     /// Parses a file. `known` lists the supported parts.
     ///
     /// # Errors
-    /// Returns a [`ReadError`] if the file is invalid. No section is then decoded.
+    /// Returns a [`ReadError`] if the file is invalid. No section is decoded before all have been verified.
     pub fn parse(file: &'a [u8], known: &[Known]) -> Result<Self, ReadError> {
         let mut bytes = Bytes { file, at: 0 };
         if file.get(..MAGIC.len()) != Some(MAGIC.as_slice()) {
@@ -54,7 +54,7 @@ impl<'a> SavedState<'a> {
         let name = P::NAME;
         let (version, contents) = self.sections.remove(&(name, of)).ok_or(ReadError::Missing { name, of })?;
         let encoding = ReadError::Encoding { name, of };
-        // Other versions have been rejected earlier.
+        // `parse` rejects all other versions.
         if version == P::VERSION {
             return decode(contents).ok_or(encoding);
         }

@@ -1,4 +1,5 @@
-//! Saved state followed by memory, as a stream. Neither the writer nor the reader buffers more than one piece.
+//! Saved state followed by memory, as a stream. Neither the writer nor the reader buffers more than the head or one
+//! piece.
 //!
 //! All numbers are little-endian. The head is a file of parts ([`Writer`](crate::Writer)).
 //!
@@ -94,7 +95,8 @@ impl StreamWriter {
         (Self { sum }, bytes)
     }
 
-    /// Encodes a piece of 1 to [`PIECE_MAX`] bytes. Its address must be above those of all earlier pieces.
+    /// Encodes a piece of 1 to [`PIECE_MAX`] bytes. The address `at` of its first byte must not be below the end of the
+    /// previous piece.
     pub fn piece(&mut self, at: u64, data: &[u8]) -> Vec<u8> {
         debug_assert!((1..=PIECE_MAX).contains(&data.len()), "a piece of {} bytes", data.len());
         let mut bytes = at.to_le_bytes().to_vec();
@@ -185,7 +187,7 @@ impl StreamReader {
         self.before.saturating_add(self.rest.len() as u64)
     }
 
-    /// Returns the size of the next unit in bytes, to the extent that it is known.
+    /// Returns the size of the next unit in bytes, or of the unit's header if the length of the unit is not yet known.
     fn wanted(&self) -> Result<usize, StreamError> {
         let long = |start: usize, length: usize| start.saturating_add(length).saturating_add(SUM);
         match self.at {
@@ -233,7 +235,7 @@ impl StreamReader {
         within.map(|length| Some((at, length))).ok_or(StreamError::Piece(length))
     }
 
-    /// Handles the next unit if all of its bytes have arrived.
+    /// Verifies the next unit and passes it to `sink`, if all of its bytes have arrived.
     fn deal<E: From<StreamError>>(&mut self, sink: &mut impl FnMut(Item<'_>) -> Result<(), E>) -> Result<(), E> {
         let wanted = self.wanted()?;
         if self.rest.len() < wanted {

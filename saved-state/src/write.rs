@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 #[derive(Debug)]
 pub struct Writer {
     identity: [u8; IDENTITY],
-    /// Sections that the reader accepts. With `None`, all sections are written in their newest versions.
+    /// Parts that the reader supports. If it is `None`, all parts are written in their newest versions.
     reader: Option<Vec<Known>>,
     written: BTreeSet<(&'static str, u32)>,
     sections: Vec<u8>,
@@ -62,7 +62,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Returns the file.
+    /// Returns the bytes of the file.
     #[must_use]
     pub fn finish(self) -> Vec<u8> {
         let count = u32::try_from(self.written.len()).unwrap_or(u32::MAX);

@@ -8,7 +8,7 @@ use crate::types::{Engine, Nanos};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// Number of buckets of a histogram per power of two. A quantile has a relative error of at most 1/8.
+/// Number of histogram buckets per power of two. A quantile has a relative error of at most 1/8.
 const BUCKETS_PER_OCTAVE: u32 = 8;
 /// Log2 of `BUCKETS_PER_OCTAVE`.
 const STEPS_LOG2: u32 = 3;
@@ -47,7 +47,7 @@ fn upper(bucket: usize) -> u64 {
 }
 
 impl Histogram {
-    /// Adds a duration of `ns`.
+    /// Records a duration in ns.
     pub fn add(&mut self, ns: u64) {
         self.counts[bucket(ns)] += 1;
         self.count += 1;
@@ -67,27 +67,27 @@ impl Histogram {
         self.sum
     }
 
-    /// Returns the number of durations that do not exceed `ns`. The result may omit durations up to an eighth below
+    /// Returns the number of durations that do not exceed `ns`. The result may exclude durations longer than 7/8 of
     /// `ns`.
     #[must_use]
     pub fn at_most(&self, ns: u64) -> u64 {
         self.counts.iter().enumerate().take_while(|(index, _)| upper(*index) <= ns).map(|(_, count)| count).sum()
     }
 
-    /// Returns the mean duration in ns, or 0 without samples.
+    /// Returns the mean duration in ns, or 0 if none was recorded.
     #[must_use]
     pub fn mean(&self) -> u64 {
         self.sum.checked_div(self.count).unwrap_or(0)
     }
 
-    /// Returns the longest duration, in ns.
+    /// Returns the longest recorded duration, in ns.
     #[must_use]
     pub const fn max(&self) -> u64 {
         self.max
     }
 
-    /// Returns a quantile in ns, which is the duration that `permille` of all durations do not exceed, or 0 without
-    /// samples. The error is at most +1/8.
+    /// Returns a quantile in ns: the duration that `permille` thousandths of all durations do not exceed, or 0 if none
+    /// was recorded. It may be up to 1/8 too large.
     #[must_use]
     pub fn quantile(&self, permille: u32) -> u64 {
         let wanted = (u128::from(self.count) * u128::from(permille)).div_ceil(1000);
@@ -112,11 +112,11 @@ impl Histogram {
     }
 }
 
-/// Account of a vGPU's submissions to one engine and of its engine time.
+/// Account of a vGPU's submissions to one engine, and of the engine time that they used.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "SavedAccount", try_from = "SavedAccount")]
 pub struct Account {
-    /// Number of submissions.
+    /// Number of submissions that have arrived.
     pub arrived: u64,
     /// Number of started submissions.
     pub started: u64,
@@ -124,18 +124,18 @@ pub struct Account {
     pub completed: u64,
     /// Number of submissions that were withdrawn or removed with their channel.
     pub dropped: u64,
-    /// Number of submissions for which the scheduler decided to kill the channel.
+    /// Number of channels killed because they exceeded the run time limit.
     pub killed: u64,
     /// Engine time used, in ns.
     pub used: u64,
     /// Engine time of the longest submission, in ns.
     pub longest: u64,
-    /// Wait times from arrival to start.
+    /// Wait times from arrival to start, in ns.
     pub waits: Histogram,
 }
 
 impl Account {
-    /// Adds the numbers of another account.
+    /// Adds another account to this one.
     pub(crate) fn add(&mut self, other: &Self) {
         let Self { arrived, started, completed, dropped, killed, used, longest, waits } = other;
         self.arrived += arrived;
@@ -149,16 +149,16 @@ impl Account {
     }
 }
 
-/// Engine time of a vGPU in one interval of its [`History`].
+/// Engine time charged to a vGPU in one interval of its [`History`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sample {
     /// Start of the interval.
     pub from: Nanos,
-    /// Time charged in the interval, in ns, by engine. A submission is charged when it ends.
+    /// Time charged in the interval for each engine, in ns. A submission is usually charged when it ends.
     pub used: [u64; Engine::COUNT],
 }
 
-/// Recent engine time of a vGPU in intervals. Contains only intervals with charges, up to a fixed number.
+/// Recent engine time of a vGPU, by interval. Contains the last [`Self::MAX_INTERVALS`] intervals with charges.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct History {
     samples: VecDeque<Sample>,

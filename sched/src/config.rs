@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// Number of nanoseconds in a millisecond.
 pub(crate) const MS: u64 = 1_000_000;
-/// Unit of guarantees and caps: 1/1000 of the time.
+/// A card's whole time, in the unit of guarantees and caps.
 pub const PERMILLE: u32 = 1000;
 
 /// A scheduling policy.

@@ -11,12 +11,12 @@ pub(crate) struct Flight {
     pub(crate) vgpu: TenantId,
     pub(crate) channel: Channel,
     pub(crate) started: Nanos,
-    /// Start of the run time limit. According to the accounts, this is the time at which the submission became the
-    /// first in flight. The end of a later submission does not change it. Otherwise, a vGPU could submit short work
-    /// during a long submission, which would then never reach its limit.
+    /// Start of the run time limit: the time at which the submission became the first in flight, according to the
+    /// accounts. The end of a later submission does not change it. Otherwise, a vGPU could submit short work during a
+    /// long submission, which would then never reach its limit.
     #[serde(default)]
     pub(crate) began: Option<Nanos>,
-    /// True if the submission's channel is to be killed.
+    /// True if the scheduler has decided to kill the submission's channel.
     pub(crate) killed: bool,
 }
 
@@ -25,13 +25,13 @@ pub(crate) struct Flight {
 pub(crate) struct EngineState {
     /// Submissions in the order of their starts, which is also the order of execution.
     flights: VecDeque<Flight>,
-    /// Submissions that wait for something other than the engine.
+    /// Deferred submissions, which wait for something other than the engine.
     aside: Vec<Flight>,
     /// Latest known end of the engine's busy time.
     last_end: Nanos,
-    /// Engine's total busy time, in ns.
+    /// Total busy time of the engine, in ns.
     pub(crate) busy: u64,
-    /// Part of `busy` charged to vGPUs that have been removed since then, in ns.
+    /// Part of `busy` charged to vGPUs that have since been removed, in ns.
     pub(crate) departed: u64,
 }
 
@@ -41,7 +41,7 @@ impl EngineState {
         self.promote();
     }
 
-    /// Starts the run time limit of the first submission if the submission has just become the first one.
+    /// Starts the first submission's run time limit, unless the limit is already running.
     fn promote(&mut self) {
         let last_end = self.last_end;
         if let Some(first) = self.flights.front_mut() {
@@ -57,8 +57,8 @@ impl EngineState {
         self.promote();
     }
 
-    /// Moves a channel's submission to the front, because the card reports that the engine is now executing it. Returns
-    /// `false` if the channel has no submission on this engine.
+    /// Moves the first submission that satisfies `of` to the front, because the card reports that the engine is now
+    /// executing it. Returns `false` if no submission satisfies `of`.
     pub(crate) fn bring_forward(&mut self, of: impl Fn(&Flight) -> bool) -> bool {
         let Some(at) = self.flights.iter().position(of) else { return false };
         if let Some(first) = self.flights.front_mut().filter(|_| at > 0) {
@@ -79,8 +79,8 @@ impl EngineState {
         }
     }
 
-    /// Charges a deferred submission for the time starting at the later of `since` and the last end of a submission on
-    /// this engine. Returns the submission and the charged time in ns.
+    /// Charges a deferred submission for the time from the later of `since` and the last end of a submission on this
+    /// engine to `now`. Returns the submission and the charged time in ns.
     pub(crate) fn charge_aside(&mut self, ticket: Ticket, since: Nanos, now: Nanos) -> Option<(Flight, u64)> {
         let flight = *self.aside.iter().find(|flight| flight.ticket == ticket)?;
         Some((flight, self.charge_until(since, now)))
@@ -95,8 +95,9 @@ impl EngineState {
         used
     }
 
-    /// Skips the time from the later of `since` and the end of the last submission to `now`, because no submission
-    /// could use the engine. Returns the skipped time in ns.
+    /// Counts the time from the later of `since` and the end of the last submission to `now` as busy, although no
+    /// submission could use the engine. Restarts the run time limit of the first submission. Returns the counted time
+    /// in ns.
     pub(crate) fn pass(&mut self, since: Nanos, now: Nanos) -> u64 {
         let used = self.charge_until(since, now);
         self.begin_anew(now);
@@ -107,12 +108,12 @@ impl EngineState {
         self.flights.iter()
     }
 
-    /// Returns the submissions that wait for something other than the engine.
+    /// Returns the deferred submissions.
     pub(crate) fn asides(&self) -> impl Iterator<Item = &Flight> {
         self.aside.iter()
     }
 
-    /// Returns the running submission and the time from which it will be charged.
+    /// Returns the running submission and the start of its run time limit.
     pub(crate) fn running(&self) -> Option<(&Flight, Nanos)> {
         let first = self.flights.front()?;
         Some((first, first.began.unwrap_or(first.started.max(self.last_end))))

@@ -2,21 +2,21 @@
 //! other parties.
 //!
 //! [`GroupTurns`] is built on [`Turns`]. A party that takes turns is either a single tenant or a *group*, which
-//! consists of the members of a share group with programs that can run concurrently. A group competes with the total
-//! weight and guarantee of its active members. While the group has the turn, the gates of all its members are open.
-//! Three kinds of tenants take turns separately: tenants without a group, members with a program that cannot run
+//! consists of those members of a share group whose programs can run concurrently. A group's weight and guarantee are
+//! the sums over its active members. While the group has the turn, the gates of several members can be open at the same
+//! time. Three kinds of tenants take turns separately: tenants without a group, members whose programs cannot all run
 //! concurrently, and all members of a group in `turns` mode.
 //!
 //! Within a group, the accounts in `balance` determine which members may run. Each member is charged for its own work,
 //! so the charges of concurrent members can exceed the elapsed time. [`Turns`] charges the group for the elapsed time.
 //! A member that is *ahead* waits. It is ahead if its lag is at least [`GroupConfig::lag_ns`] smaller than another
-//! member's lag. Only its gate closes, and the gate reopens as soon as the member is no longer ahead. A member with
-//! work that does not end delays the others for at most [`GroupConfig::stall_ns`]. The run time limit of its tenant
-//! applies to the work.
+//! member's lag. Only its gate closes, and the gate reopens as soon as the member is no longer ahead. A member whose
+//! work does not end delays the others for at most [`GroupConfig::stall_ns`]. The tenant's run time limit also applies
+//! to this work.
 //!
 //! With [`Sharing::Auto`], `trial` compares the members' progress in both modes.
 //!
-//! Like [`Turns`], this module has no I/O. Its inputs are events and the time, and its outputs are [`Order`]s.
+//! Like [`Turns`], this module performs no I/O. Its inputs are events and the time, and its outputs are [`Order`]s.
 
 mod balance;
 mod trial;
@@ -34,8 +34,8 @@ use trial::Trial;
 const ENGINE: Engine = Engine::Compute;
 /// Bit in a party number that marks the party as a group.
 const GROUP_PARTY_BIT: u32 = 1 << 31;
-/// Time after a member's last work for which its weight still counts for its group, in ns. This is longer than typical
-/// pauses between submissions.
+/// Time after a member's last work during which the weight of its group still includes the member's weight, in ns. This
+/// is longer than typical pauses between submissions.
 const ACTIVE_NS: u64 = 30_000_000;
 
 /// Number of a group.
@@ -80,7 +80,7 @@ pub struct GroupConfig {
     pub stall_ns: u64,
     /// Age at which the measured length of a member's submissions expires, in ns.
     pub sample_interval_ns: u64,
-    /// Maximum time for which a member has the card alone for such a measurement, in ns.
+    /// Maximum duration of such a measurement, during which the member has the card to itself, in ns.
     pub sample_ns: u64,
     /// Length of each part of a trial of the two modes, in ns.
     pub trial_ns: u64,
@@ -111,7 +111,7 @@ enum Gate {
     /// The member was asked to return the card, but has not returned it yet.
     Closing {
         since: Nanos,
-        /// True if the member was reported for exceeding its limit.
+        /// True if the member was reported for exceeding its run time limit.
         overdue: bool,
     },
 }
@@ -123,11 +123,11 @@ struct Member {
     group: Option<(GroupId, Sharing)>,
     /// True if all programs of the tenant can run concurrently with the programs of other members.
     concurrent: bool,
-    /// The group with which the tenant takes turns, or `None` if the tenant is a separate party.
+    /// The group whose turns the tenant shares, or `None` if the tenant is a separate party.
     joined: Option<GroupId>,
     paused: bool,
     /// True if the member has work and its gate is closed. This field and the following ones are used only while the
-    /// member takes turns with a group.
+    /// member shares the turns of a group.
     wants: bool,
     gate: Gate,
     /// Time at which the member started to wait for the card.
@@ -160,7 +160,7 @@ impl Member {
         }
     }
 
-    /// Returns the settings with which the member competes.
+    /// Returns the settings that determine the member's share.
     fn settings(&self) -> VgpuParams {
         self.competes.unwrap_or(self.params)
     }
@@ -174,7 +174,7 @@ impl Member {
     }
 }
 
-/// Interval in which a member has the card alone, so that the length of its submissions can be measured.
+/// Interval in which a member has the card to itself, so that the length of its submissions can be measured.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     tenant: TenantId,
@@ -213,7 +213,7 @@ pub struct Membership {
     pub group: GroupId,
     /// Sharing mode that is configured for the group.
     pub sharing: Sharing,
-    /// True if the members of the group with programs that can run concurrently use the card at the same time.
+    /// True if those members of the group whose programs can run concurrently use the card at the same time.
     pub together: bool,
     /// True if this tenant is one of the members that use the card at the same time.
     pub joined: bool,
@@ -242,7 +242,7 @@ fn group_of(party: TenantId) -> Option<GroupId> {
 }
 
 impl GroupTurns {
-    /// Creates turns without tenants.
+    /// Creates the turns of a card without tenants.
     ///
     /// # Errors
     /// Returns an error if a scheduler setting is out of bounds.
@@ -251,8 +251,8 @@ impl GroupTurns {
         Ok(Self { turns, config, members: BTreeMap::new(), groups: BTreeMap::new(), next_group: 0, orders: Vec::new() })
     }
 
-    /// Returns a copy of the scheduler in which all turns have ended at `now`, for the next owner of the card. Groups
-    /// and the balances of their members start over with that owner.
+    /// Returns a copy of the scheduler in which all turns have ended at `now`, for the next owner of the card. The copy
+    /// contains neither groups nor their members' balances.
     #[must_use]
     pub fn at_rest(&self, now: Nanos) -> Scheduler {
         self.turns.at_rest(now, |tenant| group_of(tenant).is_none())
@@ -263,7 +263,7 @@ impl GroupTurns {
         self.turns.continue_from(scheduler, now);
     }
 
-    /// Discards the accounts of an earlier owner's tenant, unless the tenant was added.
+    /// Discards the accounts that an earlier owner kept for a tenant, unless the tenant has been added since.
     pub fn forget(&mut self, tenant: TenantId, now: Nanos) {
         self.turns.forget(tenant, now);
     }
@@ -294,7 +294,8 @@ impl GroupTurns {
         self.update(now);
     }
 
-    /// Makes a tenant compete with `params`, or with its own parameters again if `params` is `None`.
+    /// Replaces the parameters that determine a tenant's share of the card with `params`, or restores the tenant's own
+    /// parameters if `params` is `None`.
     pub fn compete(&mut self, tenant: TenantId, params: Option<VgpuParams>, now: Nanos) {
         if let Some(member) = self.members.get_mut(&tenant) {
             member.competes = params;
@@ -371,7 +372,7 @@ impl GroupTurns {
         }
     }
 
-    /// Makes a member take turns with its group, as soon as its own turn has ended.
+    /// Makes a member share the turns of its group, as soon as its own turn has ended.
     fn join(&mut self, tenant: TenantId, group: GroupId, now: Nanos) {
         self.turns.pause(tenant, true, now);
         if self.turns.has_turn(tenant) {
@@ -385,7 +386,7 @@ impl GroupTurns {
         member.balance.begin(now);
     }
 
-    /// Returns the group with which the member must take turns.
+    /// Returns the group whose turns the member must share, if any.
     fn group_to_join(&self, member: &Member) -> Option<GroupId> {
         let (id, _) = member.group.filter(|_| member.concurrent)?;
         self.groups.get(&id).filter(|group| group.together).map(|_| id)
@@ -436,7 +437,7 @@ impl GroupTurns {
     }
 
     /// Charges a tenant for its own work. Since its last report, it had work in flight for `busy_ns`, in `launches`
-    /// submissions. If the tenant is a separate party, its submissions are only counted for a trial.
+    /// submissions. A separate party is not charged, and its submissions count only towards a trial.
     pub fn used(&mut self, tenant: TenantId, busy_ns: u64, launches: u64, now: Nanos) {
         let joined = self.members.get(&tenant).and_then(|member| member.joined);
         let open = joined.map_or(0, |id| self.members_of(id).filter(|(_, member)| member.gate != Gate::Closed).count());
@@ -475,7 +476,7 @@ impl GroupTurns {
         self.update(now);
     }
 
-    /// Advances time. The caller must call this at [`Self::next_wakeup`].
+    /// Advances time to `now`. The caller must call this at [`Self::next_wakeup`].
     pub fn tick(&mut self, now: Nanos) {
         self.turns.tick(now);
         self.report_overdue(now);
@@ -483,7 +484,7 @@ impl GroupTurns {
         self.update(now);
     }
 
-    /// Reports the members that have not returned the card to their group within their limits.
+    /// Reports the members that have not returned the card to their group within their run time limits.
     fn report_overdue(&mut self, now: Nanos) {
         for (&tenant, member) in &mut self.members {
             let Gate::Closing { since, overdue: false } = member.gate else { continue };
@@ -576,8 +577,8 @@ impl GroupTurns {
         }
     }
 
-    /// If only one member works, ends the group's turn as soon as the member's program waits for a result. If several
-    /// members work, they use the whole card together, so the group keeps its slices.
+    /// If only one member's gate is open, asks the member to return the card as soon as its program waits for a result.
+    /// If several gates are open, the members use the whole card together, so the group keeps its slices.
     fn ask_member_to_yield(&mut self, id: GroupId, of: TenantId) {
         let open: Vec<TenantId> =
             self.members_of(id).filter(|(_, member)| member.gate == Gate::Open).map(|(tenant, _)| tenant).collect();
@@ -611,7 +612,8 @@ impl GroupTurns {
         !member.paused && !quarantined && !member.balance.is_capped() && self.group_to_join(member) == member.joined
     }
 
-    /// Opens or closes the gates of a group's members as the group's turn begins or ends.
+    /// Opens and closes the gates of a group's members, and requests or ends the group's turn, to match the members'
+    /// states.
     fn update_group(&mut self, id: GroupId, now: Nanos) {
         let sampled = self.groups.get(&id).and_then(|group| group.sample);
         for (&tenant, member) in self.members.iter_mut().filter(|(_, member)| member.joined == Some(id)) {
@@ -671,8 +673,8 @@ impl GroupTurns {
         }
     }
 
-    /// Makes a group compete with the total weight and guarantee of its active members, and with the best of their
-    /// latency classes.
+    /// Sets a group's weight and guarantee to the sums over its active members, and its latency class to the best of
+    /// theirs.
     fn set_party_params(&mut self, id: GroupId, now: Nanos) {
         let active = self.members_of(id).filter(|(_, member)| member.is_active(now)).map(|(_, member)| member);
         let mut sum: Option<VgpuParams> = None;

@@ -23,9 +23,9 @@ pub(crate) struct Lane {
     queued: usize,
     /// Number of submissions in flight on the card.
     in_flight: u32,
-    /// True if there was an event since the last attempt to start work.
+    /// True if an event has occurred since the last attempt to start work.
     changed: bool,
-    /// The vGPU that started the last submission.
+    /// The vGPU whose submission was started last.
     last: Option<TenantId>,
     /// Time since which the lane has been idle although it could start work.
     waiting: Option<Nanos>,
@@ -53,7 +53,7 @@ impl Lane {
         self.policy.joined(vgpu);
     }
 
-    /// Removes a vGPU and returns its queued submissions. Its work in flight is still counted until its end.
+    /// Removes a vGPU and returns its queued submissions. Its work in flight is still counted until it ends.
     pub(crate) fn leave(&mut self, vgpu: TenantId) -> Vec<Queued> {
         self.policy.left(vgpu);
         self.changed = true;
@@ -88,7 +88,7 @@ impl Lane {
         self.policy.arrived(vgpu, &view);
     }
 
-    /// Requeues a deferred submission before the vGPU's other submissions, because they may depend on it.
+    /// Requeues a deferred submission ahead of the vGPU's other submissions, because they may depend on it.
     pub(crate) fn requeue(&mut self, config: &Config, vgpu: TenantId, queued: Queued, now: Nanos) {
         let Some(member) = self.members.get_mut(&vgpu) else { return };
         member.queue.push_front(queued);
@@ -115,7 +115,7 @@ impl Lane {
         }
     }
 
-    /// Adopts a submission in flight when the lanes are recreated.
+    /// Counts a submission as in flight when the lanes are recreated.
     pub(crate) fn adopt_flight(&mut self, vgpu: TenantId) {
         self.in_flight += 1;
         if let Some(member) = self.members.get_mut(&vgpu) {
@@ -133,8 +133,8 @@ impl Lane {
         dropped
     }
 
-    /// Checks a deserialized lane. Its vGPUs, their settings, and their quarantines must match `known`. Its counters
-    /// must match its queued submissions, which must be for `engines`, and its `flights`.
+    /// Checks a deserialized lane. Its vGPUs, their settings, and their quarantines must match `known`. Its queued
+    /// submissions must be for `engines`. Its counters must match the queued submissions and `flights`.
     pub(crate) fn check(
         &self,
         config: &Config,
@@ -182,14 +182,14 @@ impl Lane {
         self.members.values().map(|member| member.queue.len()).sum()
     }
 
-    /// Returns the vGPU that queued this ticket.
+    /// Returns the vGPU whose queue contains the ticket.
     pub(crate) fn holder(&self, ticket: Ticket) -> Option<TenantId> {
         let holds = |member: &Member| member.queue.iter().any(|queued| queued.ticket == ticket);
         self.members.iter().find(|(_, member)| holds(member)).map(|(vgpu, _)| *vgpu)
     }
 
-    /// Records the end of a submission in flight that used the engine for `used` ns. The end was observed `late` ns
-    /// after it had occurred.
+    /// Records the end of a submission in flight that used the engine for `used` ns. The engine has been idle for
+    /// `late` ns since then.
     pub(crate) fn ended(&mut self, config: &Config, vgpu: TenantId, used: u64, late: u64, now: Nanos) {
         (self.in_flight, self.changed) = (self.in_flight.saturating_sub(1), true);
         let Some(member) = self.members.get_mut(&vgpu) else { return };
@@ -203,13 +203,13 @@ impl Lane {
         self.policy.ended(vgpu, used, late, &view);
     }
 
-    /// Records that the engine was idle for `ns` because a vGPU's work had not reached the card yet.
+    /// Records that the engine was idle for `ns` ns because a vGPU's work had not reached the card yet.
     pub(crate) fn idled(&mut self, config: &Config, vgpu: TenantId, ns: u64, now: Nanos) {
         let view = View { now, config, members: &self.members, room: self.room(config, now) };
         self.policy.idled(vgpu, ns, &view);
     }
 
-    /// Returns true if a vGPU has been the lane's only user for `ns`, has no queued submissions, and is expected to
+    /// Returns true if a vGPU has been the lane's only user for `ns` ns, has no queued submissions, and is expected to
     /// send submissions of at most `most` ns.
     pub(crate) fn is_brief_and_alone(&self, vgpu: TenantId, now: Nanos, ns: u64, most: u64) -> bool {
         let own = |member: &Member| member.queue.is_empty() && member.expected <= most;
@@ -221,7 +221,7 @@ impl Lane {
         self.changed = true;
     }
 
-    /// Returns the next submission that may start now.
+    /// Removes and returns the next submission that may start now, and counts it as in flight.
     pub(crate) fn next(&mut self, config: &Config, now: Nanos) -> Option<(TenantId, Queued)> {
         if !self.changed {
             return None;

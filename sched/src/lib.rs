@@ -10,7 +10,7 @@
 //!   engine, or one for all), work on the card, accounts, caps, run time limits, strikes, and quarantine;
 //! - `policy` selects the next vGPU, with one file per policy: `direct`, `fifo`, `credit`, `band`, `disengaged`;
 //! - [`shares`](shares()) computes each vGPU's share of the time;
-//! - [`Account`], [`History`], and [`Histogram`] record the use;
+//! - [`Account`], [`History`], and [`Histogram`] record the use of the engines;
 //! - [`turns`] grants a whole card to one tenant at a time, for cards on which single submissions cannot be delayed
 //!   (the `gang` crate coordinates the turns of several cards);
 //! - [`groups`] contains sets of tenants that use such a card at the same time and take turns as one party;
@@ -21,9 +21,9 @@
 //! [`Event::Completed`] with the card's time. At [`Scheduler::next_wakeup`], it sends an [`Event::Tick`]. The feeder
 //! must limit each vGPU's number of queued tickets.
 //!
-//! An engine executes its work in order. The charge for a submission is therefore the time to its end from the later of
-//! its start and the previous end. The sum of all charges is the engine's busy time. The feeder reports the end of a
-//! submission, which it must not derive from guest-writable memory alone.
+//! An engine executes its work in order. A submission is therefore charged for the time from its start or the previous
+//! end, whichever is later, to its own end. The sum of all charges is the engine's busy time. The feeder must not
+//! derive the end of a submission from guest-writable memory alone.
 //!
 //! This crate does not preempt running work. Its memory use is bounded by the numbers of vGPUs and queued submissions.
 //!

@@ -6,7 +6,7 @@ use crate::types::{Channel, Engine, Nanos, Ticket};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// Time for which a cap's bucket fills up, in ns. Caps are enforced over this time.
+/// Time in which an empty bucket of a cap fills up, in ns. Caps are enforced over this time.
 const CAP_NS: u64 = 30 * MS;
 
 /// Expected length of a vGPU's first submission, in ns. This is a conservative value.
@@ -21,7 +21,7 @@ pub(crate) struct Queued {
     pub(crate) arrived: Nanos,
     /// Sequence number of the submission.
     pub(crate) order: u64,
-    /// True if the submission was started before.
+    /// True if the submission has already been started once.
     #[serde(default)]
     pub(crate) again: bool,
 }
@@ -55,12 +55,13 @@ impl Member {
             && (self.params.cap_permille == PERMILLE || self.bucket.level >= self.ahead())
     }
 
-    /// Returns the expected use of the submissions in flight, which is not charged to the bucket yet.
+    /// Returns the expected use of the submissions in flight, which is not charged to the bucket yet, in thousandths of
+    /// a nanosecond.
     pub(crate) fn ahead(&self) -> i128 {
         i128::from(self.expected) * i128::from(self.in_flight) * i128::from(PERMILLE)
     }
 
-    /// Returns true if the vGPU has work or had work in the last `ns`.
+    /// Returns true if the vGPU is not held, and has work or had work in the last `ns` ns.
     pub(crate) fn active(&self, now: Nanos, ns: u64) -> bool {
         !self.held
             && (!self.queue.is_empty()
@@ -69,7 +70,7 @@ impl Member {
     }
 }
 
-/// Token bucket that enforces a cap. It fills at the rate of the cap and is emptied by use.
+/// Token bucket that enforces a cap. It fills at the rate of the cap, and use drains it.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Bucket {
     /// Fill level, in thousandths of a nanosecond.

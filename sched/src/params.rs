@@ -89,9 +89,8 @@ impl VgpuParams {
     }
 
     /// Returns the settings of a vGPU that uses the time of several `members` (including itself) while the other
-    /// members wait for their memory to be moved. The vGPU competes with vGPUs outside this group with the total weight
-    /// and guarantee of all members. Its cap is scaled by the same factor as its weight, because the vGPU runs only for
-    /// its part of the time.
+    /// members wait for their memory to be moved. Its weight and guarantee are the sums over all members. Its cap is
+    /// scaled by the same factor as its weight, because the vGPU runs only for its part of the time.
     #[must_use]
     pub fn on_behalf_of(&self, members: impl IntoIterator<Item = Self>) -> Self {
         let (mut weights, mut guarantees) = (0u64, 0u64);
@@ -107,7 +106,8 @@ impl VgpuParams {
     }
 
     /// Returns the combined settings of two vGPUs that use the engine at the same time: the sums of their weights and
-    /// guarantees, the better class, and the longer limit. The result is uncapped, because each vGPU has its own cap.
+    /// guarantees, the better class, and the longer run time limit. The result is uncapped, because each vGPU has its
+    /// own cap.
     pub(crate) fn together_with(&self, other: &Self) -> Self {
         Self {
             weight: self.weight.saturating_add(other.weight).min(WEIGHT_MAX),
@@ -136,7 +136,7 @@ impl VgpuParams {
     }
 }
 
-/// Settings without [`VgpuParams::copies`]. A saved scheduler stores copy shares [separately](crate::SavedScheduler),
+/// Settings excluding [`VgpuParams::copies`]. A saved scheduler stores copy shares [separately](crate::SavedScheduler),
 /// so that settings that were saved before copy shares existed can still be read.
 #[derive(Serialize, Deserialize)]
 struct Saved {

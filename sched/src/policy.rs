@@ -28,7 +28,7 @@ pub(crate) enum Room {
     Behind {
         /// The vGPU with work in flight.
         vgpu: TenantId,
-        /// Length of the vGPU's work in flight, in ns.
+        /// Expected length of the vGPU's work in flight, in ns.
         ahead: u64,
     },
     /// No work may start.
@@ -60,8 +60,7 @@ impl<'a> View<'a> {
         self.ready().any(|(vgpu, _)| vgpu != than)
     }
 
-    /// Among the vGPUs for which `among` returns true, returns the one with the first submission that has waited
-    /// longest.
+    /// Returns the vGPU with the oldest first submission, among the ready vGPUs for which `among` returns true.
     pub(crate) fn oldest(&self, among: impl Fn(TenantId) -> bool) -> Option<TenantId> {
         let ready = self.ready().filter(|(vgpu, _)| among(*vgpu));
         ready.min_by_key(|(_, member)| member.queue.front().map(|first| first.order)).map(|(vgpu, _)| vgpu)
@@ -96,16 +95,16 @@ pub(crate) trait Policy: Debug + Send {
     /// Charges a vGPU `used` ns in addition to the use reported to [`Self::ended`].
     fn charged(&mut self, _vgpu: TenantId, _used: u64, _view: &View<'_>) {}
 
-    /// Records that the engine was idle for `ns` between the selection of a vGPU and the arrival of its work on the
+    /// Records that the engine was idle for `ns` ns between the selection of a vGPU and the arrival of its work on the
     /// card.
     fn idled(&mut self, _vgpu: TenantId, _ns: u64, _view: &View<'_>) {}
 
     /// Records the end of a vGPU's submission that used the engine for `used` ns. `late` is the time since this end in
-    /// ns, without the time for which the engine has been busy since then.
+    /// ns, excluding the time for which the engine has been busy since then.
     fn ended(&mut self, _vgpu: TenantId, _used: u64, _late: u64, _view: &View<'_>) {}
 
-    /// Returns the vGPU with a first submission that starts now. The vGPU must be [ready](View::ready). The lane calls
-    /// this function after each event and each start.
+    /// Returns the vGPU whose first submission starts now, if any. It must be [ready](View::ready). The lane calls this
+    /// function after each event and each start.
     fn pick(&mut self, view: &View<'_>) -> Option<TenantId>;
 
     /// Returns the time at which [`Self::pick`] must be called if there is no earlier event.

@@ -29,7 +29,7 @@ pub enum Quarantine {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Vgpu {
     params: VgpuParams,
-    /// Settings with which the vGPU competes instead of its own. The caller must set them again after a restart.
+    /// Settings that determine the vGPU's share instead of its own. The caller must set them again after a restart.
     #[serde(skip)]
     competing: Option<VgpuParams>,
     /// Accounts do not affect decisions, so records omit them.
@@ -42,7 +42,7 @@ struct Vgpu {
 }
 
 impl Vgpu {
-    /// Returns the settings with which the vGPU competes.
+    /// Returns the settings that determine the vGPU's share.
     fn effective(&self) -> VgpuParams {
         self.competing.unwrap_or(self.params)
     }
@@ -74,7 +74,7 @@ impl Scheduler {
         Ok(Self { config, vgpus: BTreeMap::new(), engines, lanes, order: 0, ignored: 0, now })
     }
 
-    /// Returns true if a deserialized scheduler is valid.
+    /// Returns true if a deserialized scheduler has valid settings, and lanes that match them.
     pub(crate) fn is_whole(&self) -> bool {
         let lanes = lane_count(&self.config);
         self.config.check().is_ok()
@@ -82,8 +82,8 @@ impl Scheduler {
             && self.lanes.iter().all(|lane| lane.is_of(&self.config))
     }
 
-    /// Handles one event and appends its decisions, in order. If `now` is before the previous time, the previous time
-    /// is used.
+    /// Applies an event, and appends the resulting decisions in order. If `now` is before the previous time, the
+    /// previous time is used.
     pub fn event(&mut self, now: Nanos, event: Event, decisions: &mut Vec<Decision>) {
         self.now = self.now.max(now);
         let known = match event {
@@ -143,7 +143,7 @@ impl Scheduler {
         &self.config
     }
 
-    /// Returns the vGPUs, in order.
+    /// Returns the vGPUs, in ascending order.
     pub fn vgpus(&self) -> impl Iterator<Item = TenantId> {
         self.vgpus.keys().copied()
     }
@@ -154,7 +154,7 @@ impl Scheduler {
         self.vgpus.get(&vgpu).map(|vgpu| &vgpu.params)
     }
 
-    /// Returns the settings with which a vGPU competes, or `None` if it competes with its own.
+    /// Returns the settings that determine a vGPU's share instead of its own, or `None` if there are none.
     #[must_use]
     pub fn competing(&self, vgpu: TenantId) -> Option<&VgpuParams> {
         self.vgpus.get(&vgpu)?.competing.as_ref()
@@ -172,15 +172,15 @@ impl Scheduler {
         self.vgpus.get(&vgpu).map(|vgpu| &vgpu.history)
     }
 
-    /// Returns the vGPU's quarantine state, and the number of its submissions that have exceeded their limit since it
-    /// was added or last released.
+    /// Returns the vGPU's quarantine state, and the number of its submissions that have exceeded their run time limit
+    /// since it was added or last released.
     #[must_use]
     pub fn strikes(&self, vgpu: TenantId) -> Option<(u32, Quarantine)> {
         self.vgpus.get(&vgpu).map(|vgpu| (vgpu.strikes, vgpu.quarantine))
     }
 
-    /// Returns two values that change with the accounts: the number of strikes of all vGPUs, and the busy time of all
-    /// engines in ns.
+    /// Returns two values that change with the accounts: the total number of strikes of all vGPUs, and the total busy
+    /// time of all engines in ns.
     #[must_use]
     pub fn strikes_and_use(&self) -> (u64, u64) {
         let strikes = self.vgpus.values().map(|vgpu| u64::from(vgpu.strikes)).sum();
@@ -447,8 +447,7 @@ impl Scheduler {
         let earliest = Nanos(self.now.0.saturating_sub(self.config.stamp_slack_ns));
         let ended = ended.unwrap_or(self.now).clamp(earliest, self.now);
         let Some((flight, used)) = self.engines[engine.index()].end(ticket, ended) else { return false };
-        // From this end on, charge later submissions on the engine. Do not charge time during which the engine had no
-        // work.
+        // After this end, the engine was idle until the start of the next submission, or until now if there is none.
         let idle_until = self.engines[engine.index()].running().map_or(self.now, |(_, since)| since.min(self.now));
         self.leave_engine(engine, &flight, used, idle_until.since(ended), true);
         true

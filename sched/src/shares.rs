@@ -3,7 +3,7 @@
 use crate::config::PERMILLE;
 use crate::params::VgpuParams;
 
-/// Value of a share of 100 %.
+/// A share of 100 %, in parts per million.
 pub const WHOLE_SHARE_PPM: u64 = 1_000_000;
 
 /// Weight and bounds of one claimant.
@@ -36,7 +36,7 @@ pub fn shares(of: &[VgpuParams]) -> Vec<u64> {
     divide(WHOLE_SHARE_PPM, &claims)
 }
 
-/// Divides `whole` among claims by the rules for [`shares`].
+/// Divides `whole` among claims according to the rules of [`shares`].
 pub(crate) fn divide(whole: u64, of: &[Claim]) -> Vec<u64> {
     if of.iter().all(|claim| claim.least == 0 && claim.most >= whole) {
         let weights: u64 = of.iter().map(|claim| u64::from(claim.weight)).sum();
@@ -46,7 +46,7 @@ pub(crate) fn divide(whole: u64, of: &[Claim]) -> Vec<u64> {
     let promise = |claim: &Claim| claim.least.min(claim.most);
     let promised = of.iter().map(promise).fold(0u64, u64::saturating_add);
     let least = |claim: &Claim| if promised <= whole { promise(claim) } else { scale(whole, promise(claim), promised) };
-    // For each claim, its part if the part has been fixed at a bound.
+    // Part of each claim that has been fixed at one of its bounds.
     let mut fixed: Vec<Option<u64>> = vec![None; of.len()];
     loop {
         let taken: u64 = fixed.iter().flatten().sum();

@@ -1,10 +1,10 @@
-//! Records of a scheduler's events and decisions, with one JSON line per event. A record of a real run can be replayed
-//! through the same state machine, which must make the same decisions.
+//! Records of a scheduler's events and decisions, as JSON lines. A record of a real run can be replayed through the
+//! same state machine, which must make the same decisions.
 //!
-//! The first line contains the format and the initial state of the scheduler without its accounts, so that a record can
-//! start at any time. Each further line contains a time, and either an event with its decisions or a memory move.
+//! The first line contains the format and the initial state of the scheduler, excluding its accounts, so that a record
+//! can start at any time. Each further line contains either an event with its time and decisions, or a memory move.
 //!
-//! [`Trace::replay`] checks that the decisions are the same, and [`Trace::under`] computes the decisions for other
+//! [`Trace::replay`] checks that the decisions are the same, and [`Trace::under`] computes the effect of other
 //! settings.
 
 mod bounded;
@@ -19,7 +19,7 @@ use std::io::{self, BufRead, Write};
 
 /// Format version.
 const FORMAT: u32 = 4;
-/// Oldest supported format version, without memory moves.
+/// Oldest supported format version, whose records contain no memory moves.
 const OLDEST_FORMAT: u32 = 3;
 
 /// Format version in a record's first line, which is checked before the rest of the line is parsed.
@@ -80,7 +80,7 @@ struct Moved {
 pub struct Entry {
     /// Time of the event.
     pub at: Nanos,
-    /// Event.
+    /// Event that the scheduler received.
     pub event: Event,
     /// Decisions that the scheduler made.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -97,7 +97,7 @@ impl<W: Write> Recorder<W> {
     /// Starts a record of `scheduler` at time `at`. `names` are the operator's names for its vGPUs.
     ///
     /// # Errors
-    /// Returns an error if `to` fails.
+    /// Returns an error if the state cannot be written to `to`.
     pub fn new(to: W, scheduler: &Scheduler, at: Nanos, names: &BTreeMap<TenantId, String>) -> io::Result<Self> {
         Self::start(to, &Header { sched_trace: FORMAT, at, names, turns: false, scheduler })
     }
@@ -105,7 +105,7 @@ impl<W: Write> Recorder<W> {
     /// Starts a record of a scheduler that grants turns on the whole card.
     ///
     /// # Errors
-    /// Returns an error if `to` fails.
+    /// Returns an error if the state cannot be written to `to`.
     pub fn of_turns(to: W, scheduler: &Scheduler, at: Nanos, names: &BTreeMap<TenantId, String>) -> io::Result<Self> {
         Self::start(to, &Header { sched_trace: FORMAT, at, names, turns: true, scheduler })
     }
@@ -138,7 +138,7 @@ impl<W: Write> Recorder<W> {
         line(&mut self.to, &Entry { at, event, decisions: decisions.to_vec() })
     }
 
-    /// Returns the writer, which has received the whole record.
+    /// Flushes and returns the writer.
     ///
     /// # Errors
     /// Returns an error if the writer fails.
@@ -167,7 +167,7 @@ pub enum TraceError {
         /// Error of the parser.
         source: serde_json::Error,
     },
-    /// The record has a different format version.
+    /// The record's format version is not supported.
     #[error("the record has format {0}, not {FORMAT}")]
     Format(u32),
     /// The record is empty.
@@ -202,7 +202,7 @@ pub struct Trace {
 pub struct Replay {
     /// Scheduler after the last event.
     pub scheduler: Scheduler,
-    /// Events with decisions that differ from the recorded ones, as the event's index and the new decisions.
+    /// Index and new decisions of each event whose decisions differ from the recorded ones.
     pub other: Vec<(usize, Vec<Decision>)>,
 }
 

@@ -17,9 +17,9 @@
 //! the card time-slices the work of all these tenants. Each of these tenants is charged an equal part of that time.
 //!
 //! A tenant with several cards is *offered* turns, which start only after they have been *reserved* (`reserved`), so
-//! that no card starts them by itself.
+//! that no card starts them on its own.
 //!
-//! This module has no I/O and no threads. Callers pass the time.
+//! This module performs no I/O and has no threads. Callers pass the time.
 
 mod filling;
 mod reserved;
@@ -49,7 +49,7 @@ pub struct TurnsConfig {
     pub slice_ns: u64,
     /// Minimum duration of a turn before a tenant of a better latency class can cut it short, in ns.
     pub least_ns: u64,
-    /// Time limit for other tenants to wait for the end of a recalled turn, in ns.
+    /// Maximum time for which other tenants wait for the end of a recalled turn, in ns.
     pub overrun_ns: u64,
     /// Duration after which a turn ends as soon as its tenant waits for a result, in ns. Applies only if another tenant
     /// is due.
@@ -79,12 +79,12 @@ pub enum Order {
     Recall(TenantId),
     /// Another tenant is due. The tenant must return its turn as soon as its program waits for a result.
     Yield(TenantId),
-    /// The tenant has exceeded its limit, counted from the later of its recall and the start of its slice, and its work
-    /// blocks the card.
+    /// The tenant has exceeded its run time limit, and its work blocks the card. The time is measured from the start of
+    /// its slice, or from its recall if it shares the turn of its group.
     Overdue {
         /// Tenant that exceeded its limit.
         tenant: TenantId,
-        /// Duration of the tenant's slice so far, in ns.
+        /// Time measured so far, in ns.
         ran_ns: u64,
     },
     /// The tenant was overdue too often. It gets no turns until it is released.
@@ -147,7 +147,7 @@ impl Slice {
 #[derive(Clone, Copy, Debug)]
 struct Overrun {
     since: Nanos,
-    /// True if the turn was reported for reaching the tenant's limit.
+    /// True if the turn was reported for reaching the tenant's run time limit.
     overdue: bool,
 }
 
@@ -177,7 +177,7 @@ pub struct Turns {
     config: TurnsConfig,
     members: BTreeMap<TenantId, Member>,
     next_ticket: u64,
-    /// Number of turns granted so far.
+    /// Number of granted turns.
     switches: u64,
     /// Time up to which overrunning turns have been charged.
     charged_until: Nanos,
@@ -186,13 +186,13 @@ pub struct Turns {
     offers: Vec<TenantId>,
     /// Tenants that the selection of the next slice has removed from the queue.
     postponed: Vec<TenantId>,
-    /// Tenant that gets the next turn as soon as all other turns have ended.
+    /// Tenant that gets the next turn as soon as all other turns have ended or overrun.
     reserved: Option<TenantId>,
     recording: Option<Recording>,
 }
 
 impl Turns {
-    /// Creates turns without tenants.
+    /// Creates the turns of a card without tenants.
     ///
     /// # Errors
     /// Returns an error if a scheduler setting is out of bounds.
@@ -242,13 +242,13 @@ impl Turns {
         &self.scheduler
     }
 
-    /// Returns the number of turns granted so far.
+    /// Returns the number of granted turns.
     #[must_use]
     pub fn switches(&self) -> u64 {
         self.switches
     }
 
-    /// Returns the settings with which a tenant competes.
+    /// Returns a tenant's own settings.
     #[must_use]
     pub fn params(&self, tenant: TenantId) -> Option<&VgpuParams> {
         self.scheduler.params(tenant)
@@ -260,8 +260,8 @@ impl Turns {
         self.scheduler.account(tenant, ENGINE)
     }
 
-    /// Returns the tenants that have a turn. These are all tenants with turns that overrun, and at most one other
-    /// tenant if the policy limits submissions in flight.
+    /// Returns the tenants that have a turn. These are all tenants whose turns overrun, and at most one other tenant if
+    /// the policy limits submissions in flight.
     pub fn holders(&self) -> impl Iterator<Item = TenantId> + '_ {
         self.members.iter().filter(|(_, member)| member.slice.is_some()).map(|(&tenant, _)| tenant)
     }
@@ -290,7 +290,7 @@ impl Turns {
         self.members.get(&tenant).and_then(|member| member.slice).is_some_and(|slice| slice.overrun.is_some())
     }
 
-    /// Returns the time for which a tenant's turn has overrun in ns, or 0 if it does not overrun.
+    /// Returns the time in ns by which a tenant's turn has overrun, or 0 if it does not overrun.
     #[must_use]
     pub fn overrun_ns(&self, tenant: TenantId, now: Nanos) -> u64 {
         let overrun = self.members.get(&tenant).and_then(|member| member.slice?.overrun);
@@ -335,7 +335,8 @@ impl Turns {
         self.event(now, Event::Changed { vgpu: tenant, params });
     }
 
-    /// Makes a tenant compete with `params`, or with its own parameters again if `params` is `None`.
+    /// Replaces the parameters that determine a tenant's share of the card with `params`, or restores the tenant's own
+    /// parameters if `params` is `None`.
     pub fn compete(&mut self, tenant: TenantId, params: Option<VgpuParams>, now: Nanos) {
         if self.scheduler.competing(tenant) != params.as_ref() {
             self.event(now, Event::Competes { vgpu: tenant, params });
@@ -354,8 +355,8 @@ impl Turns {
         Ok(())
     }
 
-    /// Counts a strike against a tenant, because one of its programs was abandoned after exceeding the limit. Several
-    /// programs in one slice count as one strike.
+    /// Counts a strike against a tenant, because one of its programs was abandoned after exceeding the run time limit.
+    /// Several programs in one slice count as one strike.
     pub fn strike(&mut self, tenant: TenantId, now: Nanos) {
         if let Some(slice) = self.members.get_mut(&tenant).and_then(|member| member.slice.as_mut())
             && std::mem::replace(&mut slice.struck, true)
@@ -447,7 +448,7 @@ impl Turns {
         queued.find(|(_, ticket)| started(ticket)).map(|(tenant, _)| tenant)
     }
 
-    /// Advances time. The caller must call this at [`Self::next_wakeup`].
+    /// Advances time to `now`. The caller must call this at [`Self::next_wakeup`].
     pub fn tick(&mut self, now: Nanos) {
         self.charge_overruns(now);
         self.ask_near_end(now);
@@ -486,7 +487,7 @@ impl Turns {
             let (decisions, again) =
                 (after_slice(&mut after, tenant, slice.ticket, ticket, now), Decision::Start(ticket));
             let next = decisions.iter().flat_map(|(_, decisions)| decisions);
-            // If the next tenant's turn is offered, it would not start at this point.
+            // If the next tenant's turns are offered, its turn would not start now.
             let yields = !next.clone().eq([&again]) && self.first_offer(next).is_none();
             if let Some(slice) = self.members.get_mut(&tenant).and_then(|member| member.slice.as_mut()) {
                 (slice.compared, slice.yields) = (Some(now), yields);
@@ -505,7 +506,7 @@ impl Turns {
         may_yield.then(|| slice.turn_since.after(yield_ns).max(again.unwrap_or_default()))
     }
 
-    /// Marks a turn that was recalled too long ago as overrunning, if other tenants wait for the card.
+    /// Marks turns that were recalled too long ago as overrunning, if other tenants wait for the card.
     fn let_overrun(&mut self, now: Nanos) {
         if self.scheduler.queued() == 0 && self.reserved.is_none() {
             return;
@@ -534,7 +535,7 @@ impl Turns {
         }
     }
 
-    /// Reports the overrunning turns that have exceeded their limits.
+    /// Reports the overrunning turns that have exceeded their run time limits.
     fn report_overdue(&mut self, now: Nanos) {
         let late: Vec<TenantId> =
             self.deadlines().filter(|(_, deadline)| *deadline <= now).map(|(tenant, _)| tenant).collect();
@@ -547,7 +548,7 @@ impl Turns {
         }
     }
 
-    /// Returns the tenants with overrunning turns, and the times at which these turns reach their limits.
+    /// Returns the tenants with overrunning turns, and the times at which these turns reach their run time limits.
     fn deadlines(&self) -> impl Iterator<Item = (TenantId, Nanos)> + '_ {
         self.members.iter().filter_map(|(&tenant, member)| {
             let slice = member.slice.filter(|slice| slice.overrun.is_some_and(|overrun| !overrun.overdue))?;
@@ -556,8 +557,8 @@ impl Turns {
         })
     }
 
-    /// Returns the earliest time of the next charge for overrunning turns, the end of the wait for a recalled turn, and
-    /// the limits of overrunning turns.
+    /// Returns the earliest of these times: the next charge for overrunning turns, the end of the wait for a recalled
+    /// turn, and the run time limits of overrunning turns.
     fn next_overrun(&self) -> Option<Nanos> {
         let waits = self.scheduler.queued() > 0 || self.reserved.is_some();
         let slices = self.members.values().filter_map(|member| member.slice);
@@ -626,7 +627,7 @@ impl Turns {
         self.event(now, Event::Arrival { vgpu: tenant, channel: CHANNEL, engine: ENGINE, ticket });
     }
 
-    /// Ends the slices of all tenants without competitors, and starts new ones.
+    /// If no tenant waits, ends the slices of all holders and starts new ones.
     fn roll_all(&mut self, now: Nanos) {
         if self.scheduler.queued() > 0 {
             return;
@@ -659,8 +660,8 @@ impl Turns {
         true
     }
 
-    /// Handles a tenant's new work. Immediately recalls the holder's turn if the tenant's latency class is better and
-    /// the scheduler would select the tenant.
+    /// Immediately recalls the holder's turn if the newcomer's latency class is better and the scheduler would select
+    /// the newcomer.
     fn cut_short(&mut self, newcomer: TenantId, now: Nanos) {
         if self.members.get(&newcomer).is_none_or(|member| member.queued.is_none()) {
             return;
@@ -718,7 +719,7 @@ impl Turns {
     }
 }
 
-/// Queues a tenant's second slice in `scheduler`, and ends the first slice. Returns these events and their decisions.
+/// Queues a tenant's next slice in `scheduler`, and ends its current one. Returns these events and their decisions.
 fn after_slice(
     scheduler: &mut Scheduler,
     tenant: TenantId,

@@ -142,7 +142,8 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         since: Option<Nanos>,
     },
-    /// A vGPU's channel was killed because it had an engine for longer than its limit. This counts towards quarantine.
+    /// A vGPU's channel was killed because it had an engine for longer than its run time limit. This counts towards
+    /// quarantine.
     Struck {
         /// Owner of the channel.
         vgpu: TenantId,
@@ -176,12 +177,12 @@ pub enum Event {
         /// New settings.
         params: VgpuParams,
     },
-    /// A vGPU competes with settings other than its own, because it uses the time of several vGPUs that wait for their
-    /// memory. Its own settings do not change.
+    /// Settings other than a vGPU's own determine its share, because it uses the time of several vGPUs that wait for
+    /// their memory. Its own settings do not change.
     Competes {
-        /// vGPU that competes with these settings.
+        /// vGPU whose share the settings determine.
         vgpu: TenantId,
-        /// New settings for competing, or `None` for the vGPU's own settings.
+        /// New settings, or `None` for the vGPU's own settings.
         params: Option<VgpuParams>,
     },
     /// The card's policy or its parameters have changed. Queued work and work in flight are kept.
@@ -191,7 +192,7 @@ pub enum Event {
         /// vGPU that was released.
         vgpu: TenantId,
     },
-    /// The time returned by [`Scheduler::next_wakeup`](crate::Scheduler::next_wakeup) has come.
+    /// The time returned by [`Scheduler::next_wakeup`](crate::Scheduler::next_wakeup) has been reached.
     Tick,
 }
 

@@ -12,7 +12,7 @@ const PAGE_SHIFT: u32 = SMALL_PAGE.trailing_zeros();
 /// Mapping of an aperture offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// Guest address of the byte. It is not checked against the guest's memory size.
+    /// Guest address that the offset maps to. It is not checked against the guest's memory size.
     pub place: Place,
     /// Number of bytes from the address to the end of its 4 KiB page.
     pub bytes: u64,
@@ -98,7 +98,7 @@ impl ApertureTlb {
         self.instance
     }
 
-    /// Drops all cached translations. Called on guest TLB flushes.
+    /// Drops all cached translations. Call this on guest TLB flushes.
     pub fn flush(&mut self) {
         self.space = None;
         self.slots.fill(None);

@@ -78,7 +78,7 @@ impl Area {
     }
 }
 
-/// The table of one area.
+/// The page table of one area for mediator pages.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HostTable {
     card: VramAddr,

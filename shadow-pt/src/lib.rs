@@ -33,11 +33,11 @@
 //! entry in a large-page table hides the small-page entries for the same addresses. This is not considered a loss,
 //! because the guest still maps the hidden pages.
 //!
-//! A large page cannot be mapped by a single entry if its 4 KiB pages are not contiguous for the card, because some of
-//! them are in host memory, or because its RAM consists of several regions. Such a page is *split*: 32 small entries in
-//! a small-page table of this crate replace the large entry (`split`). The directory entry then refers to this table
-//! instead of the shadow of the guest's small-page table. This works because the hardware uses the small-page table
-//! wherever the large-page table has no valid entry.
+//! A single entry cannot map a large page if its 4 KiB pages are not contiguous for the card. Some of them may be in
+//! host memory, or the RAM may consist of several regions. Such a page is *split*: 32 small entries in a small-page
+//! table of this crate replace the large entry (`split`). The directory entry then refers to this table instead of the
+//! shadow of the guest's small-page table. This works because the hardware uses the small-page table wherever the
+//! large-page table has no valid entry.
 //!
 //! Not supported: compression tags (each compressed kind is replaced with its uncompressed counterpart), and large
 //! pages of 64 KiB.
@@ -46,7 +46,7 @@
 //!
 //! - A directory contains 8192 entries.
 //! - A space reads each table only once, regardless of the number of entries that refer to it.
-//! - Tables beyond [`Limits::table_bytes`] are not created.
+//! - Tables that would exceed [`Limits::table_bytes`] are not created.
 //! - A VM has at most [`MAX_SPACES`] spaces.
 //! - Directories that are also tables, and tables in guest RAM, need no special handling, because a shadow depends only
 //!   on how their contents are interpreted.
@@ -125,7 +125,7 @@ pub enum Frame {
     Host(Iova),
 }
 
-/// Grants the card access to guest memory, according to the VM's memory and its current location.
+/// Finds the current location of guest memory that the card may access.
 pub trait Frames {
     /// Returns the frame of `len` bytes of guest VRAM at `address` if all of them belong to the VM and are contiguous,
     /// or `None` otherwise. `len` is 4 KiB or 128 KiB. The caller queries the 4 KiB pages of a large page separately if
@@ -138,8 +138,8 @@ pub trait Frames {
     fn ram(&mut self, address: Gpa, len: u64, write: bool) -> Option<Iova>;
 }
 
-/// Card memory for shadow tables, which must be inaccessible to guests. The implementation must record card failures,
-/// because callers proceed as if the write had succeeded.
+/// Card memory that is inaccessible to guests, for shadow tables. The implementation must record card failures, because
+/// callers proceed as if the write had succeeded.
 pub trait ShadowMemory {
     /// Allocates `bytes` zeroed bytes, aligned to 4 KiB. Returns `None` if no memory is available.
     fn alloc(&mut self, bytes: u64) -> Option<VramAddr>;

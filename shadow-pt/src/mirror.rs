@@ -9,7 +9,7 @@ use nvspec::mmu::{ENTRY_BYTES, Pte};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Maximum number of unchanged entries between two changed entries of the same run. They are also written.
+/// Maximum number of consecutive unchanged entries in a run. These entries are also written.
 const GAP: usize = 8;
 /// Size of a page of entries in bytes. Tables are read in units of pages.
 pub(crate) const PAGE_BYTES: usize = 1 << SMALL_PAGE.trailing_zeros();
@@ -18,7 +18,7 @@ pub(crate) const PAGE_ENTRIES: u32 = 1 << (SMALL_PAGE.trailing_zeros() - ENTRY_B
 /// Number of entries compared at a time.
 const GROUP: u32 = 8;
 
-/// An entry in memory.
+/// An entry as stored in memory.
 pub(crate) type RawEntry = [u8; size_of::<Pte>()];
 
 /// A run of changed entries, with a flag that is true if any entry has lost a permission.
@@ -81,15 +81,15 @@ pub(crate) struct Mirror {
     pub(crate) guest: Box<[RawEntry]>,
     /// Card's entries after all runs have been written.
     pub(crate) shadow: Box<[u64]>,
-    /// Pages whose contents may differ from `guest`.
+    /// Mask of pages whose contents may differ from `guest`.
     pub(crate) dirty: u64,
-    /// Pages that may change at any time without a trap, because they are writable for the GPU or in guest RAM.
+    /// Mask of pages that may change at any time without a trap, because they are writable by the GPU or in guest RAM.
     pub(crate) watched: u64,
-    /// Pages that could not be read. Their entries are treated as 0.
+    /// Mask of pages that could not be read. Their entries are treated as 0.
     unreadable: u64,
-    /// Small entries that replace each split large entry, whose entry in `shadow` is 0.
+    /// Small entries that replace each split large entry, by index. The large entry in `shadow` is 0.
     pub(crate) splits: BTreeMap<usize, Box<Pieces>>,
-    /// Number of entries in each page that map memory.
+    /// Number of entries that map memory, for each page.
     pub(crate) live: Box<[u16]>,
 }
 
@@ -129,7 +129,7 @@ impl Mirror {
             .fold(0, |set, page| set | bit(page))
     }
 
-    /// Marks unreadable pages for rereading. Returns true if there are any.
+    /// Marks unreadable pages for rereading. Returns true if such pages exist.
     pub(crate) fn retry(&mut self) -> bool {
         self.dirty |= self.unreadable;
         self.unreadable != 0
@@ -140,7 +140,8 @@ impl Mirror {
         self.unreadable == self.all()
     }
 
-    /// Returns the frame number of `page` in guest VRAM, or `None` if no entry can refer to it.
+    /// Returns the frame number of `page` in guest VRAM, or `None` if the page is in RAM or its address does not fit in
+    /// an entry.
     pub(crate) fn frame(&self, page: u32) -> Option<u32> {
         match self.page_place(page)? {
             Place::Vram(address) => crate::pages::PageIndex::frame(address.0),
@@ -159,7 +160,8 @@ impl Mirror {
     }
 
     /// Reads a page of the guest's array into `buffer`, or zeros if the memory is unreadable. Returns the entries that
-    /// differ from the mirror, or `None` if there are none. Does not modify the mirror.
+    /// differ from the mirror, or `None` if no entry differs. Marks the page as clean, but does not modify the mirrored
+    /// entries.
     pub(crate) fn read(
         &mut self,
         page: u32,
@@ -192,8 +194,8 @@ impl Mirror {
         self.shadow.get(index).copied().unwrap_or(0)
     }
 
-    /// Returns an entry through which the card accesses the memory of the guest's entry, or at least its first page.
-    /// Returns 0 if there is none.
+    /// Returns the card's entry for a guest entry, or for its first 4 KiB page if the entry is split. Returns 0 if the
+    /// card has no such entry.
     pub(crate) fn effective(&self, index: usize) -> u64 {
         match self.entry(index) {
             0 => self.splits.get(&index).and_then(|pieces| pieces.first()).copied().unwrap_or(0),
@@ -201,7 +203,7 @@ impl Mirror {
         }
     }
 
-    /// Returns true if the card's entry matches `shadow`, at the latest once all pending writes complete.
+    /// Returns true if the card's entry matches `shadow`, or will match it once all pending writes complete.
     pub(crate) fn is(&self, index: usize, shadow: &Shadow) -> bool {
         match (shadow, self.splits.get(&index)) {
             (Shadow::Entry(entry), None) => *entry == self.entry(index),

@@ -1,5 +1,5 @@
-//! A model for checking the code under test: a small world, a specification of entries, and random operations. Used by
-//! tests and fuzzing.
+//! A model with which tests and fuzzing check the code under test: a small world, a specification of entries, and
+//! random operations.
 
 pub(crate) mod audit;
 pub(crate) mod check;

@@ -10,7 +10,7 @@ use nvspec::mmu::{Pte, PteAperture};
 const PLACE_BITS: u64 = Pte::new().with_frame((1 << FRAME_BITS) - 1).with_aperture(PteAperture::SysNonCoherent).into_bits();
 /// Bits of a guest entry that locate its page within a block.
 const WITHIN_BITS: u64 = Pte::new().with_frame(LARGE_PAGES - 1).into_bits();
-/// Bits by which a guest entry refers to a block.
+/// Bits of a guest entry that identify the block to which it refers.
 const BLOCK_BITS: u64 = Pte::new().with_valid(true).into_bits() | PLACE_BITS & !WITHIN_BITS;
 
 /// A block of guest VRAM of large-page size. Small entries often refer to its pages in order.

@@ -1,4 +1,4 @@
-//! Tracks guest VRAM pages that contain tables, their users, and the entries that make them writable for the GPU.
+//! Tracks guest VRAM pages that contain tables, their users, and the entries that make them writable by the GPU.
 
 use crate::bits::{self, Set512, bit, members};
 use crate::reverse::BLOCK_PAGES_SHIFT;
@@ -12,7 +12,7 @@ const LARGES: usize = (PAGES / LARGE_PAGES) as usize;
 /// Number of bits of the frame number in an entry.
 const FRAME_BITS: u32 = 28;
 
-/// A reader of a guest VRAM page that contains entries.
+/// A user of a guest VRAM page that contains tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum User {
     /// A page of a directory: the index of the space, and the number of the page within the directory.
@@ -21,7 +21,7 @@ pub(crate) enum User {
     Table(u32, u32),
 }
 
-/// Consecutive guest VRAM pages that are writable for the GPU through shadow entries.
+/// Consecutive guest VRAM pages that are writable by the GPU through shadow entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FrameRun {
     first: u32,
@@ -54,7 +54,7 @@ struct Block {
     /// Number of small entries that make each small page writable. 32 bits suffice, because the table limit bounds the
     /// number of entries.
     small: Option<Box<[u32; PAGES as usize]>>,
-    /// Number of nonzero counters.
+    /// Number of nonzero counters in `large` and `small`.
     counted: u32,
 }
 
@@ -101,7 +101,8 @@ fn split(frame: u32) -> (usize, u32) {
 /// Index of a VM's guest VRAM pages that contain tables.
 #[derive(Debug, Default)]
 pub(crate) struct PageIndex {
-    /// Blocks by number. The vector grows up to 4 MiB if a guest places a table at the maximum address of an entry.
+    /// Blocks by number. The vector grows to 4 MiB if a guest places a table at the highest address that an entry can
+    /// contain.
     blocks: Vec<Option<Box<Block>>>,
     users: HashMap<u32, Vec<User>>,
 }
@@ -190,7 +191,7 @@ impl PageIndex {
     }
 
     /// Records that the page contains a table of `user`, which has not read the page yet. Returns true if the page is
-    /// writable for the GPU.
+    /// writable by the GPU.
     pub(crate) fn register(&mut self, frame: u32, user: User) -> bool {
         let Some((block, page)) = self.make_block(frame) else { return false };
         if !bits::has(&block.tables, page) {
@@ -219,8 +220,8 @@ impl PageIndex {
         self.drop_empty(frame);
     }
 
-    /// Adds shadow entries that make the pages of `run` writable to the counts if `up` is true, or removes them
-    /// otherwise. Adds the table pages that become writable or read-only for the GPU to `turned`.
+    /// Counts shadow entries that make the pages of `run` writable if `up` is true, or stops counting them otherwise.
+    /// Appends to `turned` the table pages that the GPU becomes able or unable to write.
     pub(crate) fn count(&mut self, run: FrameRun, up: bool, turned: &mut Vec<u32>) {
         let step = if run.large { LARGE_PAGES } else { 1 };
         let end = run.first.saturating_add(run.pages);

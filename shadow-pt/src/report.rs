@@ -11,7 +11,7 @@ pub enum Denial {
     Peer,
     /// The chip does not support the storage kind.
     Kind,
-    /// The address of the large page is not a multiple of 128 KiB for the guest.
+    /// The guest address of the large page is not a multiple of 128 KiB.
     Unaligned,
     /// The directory or table is outside the guest's memory.
     Table,
@@ -80,7 +80,7 @@ impl Denials {
 /// Report of a synchronization.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SyncReport {
-    /// Number of guest tables, including directories, of which at least one page was read.
+    /// Number of guest tables, including directories, with at least one page read.
     pub tables_scanned: u64,
     /// Number of guest table pages read. Tables shorter than 4 KiB count as one page.
     pub pages: u64,
@@ -95,7 +95,8 @@ pub struct SyncReport {
     /// Number of guest table pages that may have changed and will be read by [`crate::AddressSpaces::prepare`].
     pub deferred: u64,
     /// Number of tables that could not be created because card memory is exhausted. Each call that may create tables
-    /// retries. Until these tables exist, their pages are unmapped, and work that needs these pages must not start.
+    /// tries to create them again. Until these tables exist, their pages are unmapped, and work that needs these pages
+    /// must not start.
     pub waiting: u64,
     /// Newly denied entries.
     pub denied: Denials,

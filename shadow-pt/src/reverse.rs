@@ -48,13 +48,13 @@ fn blocks(range: &Range<u64>) -> std::ops::RangeInclusive<u32> {
     first..=block(range.end.saturating_sub(1)).max(first)
 }
 
-/// Table pages with entries that refer to each block of guest memory, whether granted or not. Uses at most one record
-/// in host memory per table entry.
+/// For each block of guest memory, granted or not, the table pages with entries that refer to it. Uses at most one
+/// record in host memory per table entry.
 #[derive(Debug, Default)]
 pub(crate) struct ReverseMap {
     /// Number of entries by block and table page.
     counts: BTreeMap<u64, u32>,
-    /// Increment of a count that has not been applied yet, because consecutive entries usually refer to the same block.
+    /// Key of a count, and its deferred increment. Consecutive entries usually refer to the same block.
     added: (u64, u32),
     removed: (u64, u32),
     /// RAM blocks to which entries have referred since the last report, if logging is enabled.
@@ -129,7 +129,7 @@ impl ReverseMap {
         self.counts.range(keys).map(|(key, _)| u32::try_from(key >> 32).unwrap_or(0) & !SYSTEM)
     }
 
-    /// Applies the deferred increment. Must be called after the last entry of each table page.
+    /// Applies the deferred changes to counts. Must be called after the last entry of each table page.
     pub(crate) fn flush(&mut self) {
         self.flush_added();
         self.flush_removed();
@@ -148,7 +148,7 @@ impl ReverseMap {
         if count == 0 {
             return;
         }
-        // If both counts are for the same block, apply the increment first.
+        // If both changes are to the same count, apply the increment first.
         if self.added.0 == key {
             self.flush_added();
         }

@@ -26,7 +26,7 @@ pub(crate) struct Shared {
     pub(crate) table_bytes: u64,
     /// Number of writes by the guest's CPU to pages that contain tables.
     pub(crate) writes: u64,
-    /// Number of events after which a rejected table may fit.
+    /// Counter that is incremented whenever a rejected table may now fit.
     pub(crate) rooms: u64,
     /// Number of large entries that may still be split.
     pub(crate) splits_left: u64,

@@ -102,8 +102,7 @@ impl Space {
         PD_BYTES.saturating_add(self.table_bytes).saturating_add(unlinked).saturating_add(host)
     }
 
-    /// Returns the card memory of tables that are no longer in [`Shared::tables`], as start addresses and sizes in
-    /// bytes.
+    /// Returns the card memory of the replacement tables and of unlinked tables, as start addresses and sizes in bytes.
     pub(crate) fn old_tables(&self) -> impl Iterator<Item = (VramAddr, u64)> + '_ {
         self.splits.cards().chain(self.unlinked.iter().copied())
     }
@@ -113,7 +112,7 @@ impl Space {
         made(&self.references, key)
     }
 
-    /// Returns the number of guest table pages that must be read.
+    /// Returns the number of guest table pages that must be read, excluding pages that are only watched.
     pub(crate) fn waiting(&self, tables: &Tables) -> u64 {
         let own = u64::from(self.directory.dirty.count_ones());
         let tables = self.queue.iter().filter_map(|number| tables.get(*number));
@@ -139,7 +138,7 @@ impl Space {
     }
 
     /// Updates the shadow from the guest's current tables, limited to `scope` and to the memory granted by `world`.
-    /// `unflushed` is true if the guest has not just flushed, so that it may still be writing an entry.
+    /// `unflushed` is false if the guest has just flushed its TLB. Otherwise, the guest may still be writing an entry.
     pub(crate) fn sync(
         &mut self,
         shared: &mut Shared,
@@ -214,7 +213,7 @@ impl Space {
         self.splits.write(&writes, false, memory, report);
         self.unsplit(shared, memory, report);
         if shared.ram_barred && self.bar_tables(shared) {
-            // The tables on the card no longer contain the RAM mappings.
+            // Relink the tables that no longer map RAM on the card.
             self.relink(self.directory.all(), shared, memory, report);
         }
     }
@@ -246,7 +245,7 @@ impl Space {
     }
 
     /// Updates the host copies of the replacement tables from the mirrors, and creates missing replacement tables.
-    /// Returns the entries to write, and true if the directory must be relinked.
+    /// Returns the entries to write, and a flag that is true if the directory must be relinked.
     fn split(
         &mut self,
         shared: &mut Shared,
@@ -299,14 +298,14 @@ impl Space {
         self.relink(self.directory.all(), shared, memory, report);
     }
 
-    /// Subtracts `bytes` bytes of tables from the size that counts towards the limit.
+    /// Subtracts `bytes` bytes of tables from the size to which the limit applies.
     fn give_back(&mut self, shared: &mut Shared, bytes: u64) {
         self.table_bytes = self.table_bytes.saturating_sub(bytes);
         shared.table_bytes = shared.table_bytes.saturating_sub(bytes);
         shared.rooms = shared.rooms.wrapping_add(1);
     }
 
-    /// Reads changes of the guest's directory. Returns the pages that must be relinked.
+    /// Reads changes to the guest's directory. Returns the pages that must be relinked.
     fn read_directory(
         &mut self,
         shared: &mut Shared,
@@ -353,8 +352,7 @@ impl Space {
         relink
     }
 
-    /// Records `raw` as the guest's new directory entry. Adds the tables to which the previous entry referred to
-    /// `orphans`.
+    /// Records `raw` as the guest's new directory entry. Adds the previous entry's tables to `orphans`.
     fn take_entry(&mut self, index: u32, raw: u64, orphans: &mut Vec<TableKey>, report: &mut SyncReport) {
         let at = index as usize;
         let pdes = [Pde::from(self.directory.raw(at)), Pde::from(raw)];
@@ -384,7 +382,7 @@ impl Space {
         }
     }
 
-    /// Drops a table if no directory entry refers to it.
+    /// Drops a table. Its shadow is freed at the next flush of the card's TLBs.
     fn drop_table(&mut self, shared: &mut Shared, key: &TableKey) {
         let Some(reference) = self.references.remove(key) else { return };
         self.missing.remove(key);
@@ -444,7 +442,7 @@ impl Space {
         made
     }
 
-    /// Updates the tables' mirrors from the guest's tables. Returns the changes of each table.
+    /// Updates the tables' mirrors from the guest's tables. Returns the changes to each table.
     fn read_tables(
         &mut self,
         shared: &mut Shared,
@@ -561,12 +559,12 @@ impl Space {
         pde.into()
     }
 
-    /// Handles a grant of memory.
+    /// Marks unreadable directory pages for rereading after a grant of memory.
     pub(crate) fn granted(&mut self) {
         self.directory.retry();
     }
 
-    /// Handles a flush of the card's TLBs: frees unlinked tables, and returns the pages that are no longer writable.
+    /// Frees unlinked tables after a flush of the card's TLBs. Returns the pages that are no longer writable.
     pub(crate) fn flushed(&mut self, memory: &mut impl ShadowMemory) -> Vec<FrameRun> {
         for (address, bytes) in self.unlinked.drain(..) {
             memory.free(address, bytes);
@@ -605,7 +603,7 @@ fn made(references: &BTreeMap<TableKey, Reference>, key: &TableKey) -> Option<u3
     }
 }
 
-/// Returns true if `old` refers to a table to which `new` does not refer.
+/// Returns true if `old` refers to a table to which `new` does not refer, or has a different table size.
 fn loses_pde(old: u64, new: u64) -> bool {
     let (old, new) = (Pde::from(old), Pde::from(new));
     let large = (old.large_target(), old.large_frame()) != (new.large_target(), new.large_frame());

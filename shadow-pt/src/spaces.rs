@@ -53,7 +53,7 @@ pub struct AddressSpaces {
 #[derive(Debug)]
 pub struct Withdrawal {
     range: GuestRange,
-    /// Table pages not checked yet that may contain entries mapping into the range.
+    /// Table pages that may contain entries for the range and have not been checked yet.
     pieces: Vec<Piece>,
 }
 
@@ -121,7 +121,7 @@ impl AddressSpaces {
         self.each().find(|(_, space)| space.directory.place == directory).map(|(id, _)| id)
     }
 
-    /// Returns all spaces.
+    /// Returns the IDs of all spaces.
     pub fn ids(&self) -> impl Iterator<Item = SpaceId> + '_ {
         self.each().map(|(id, _)| id)
     }
@@ -182,9 +182,9 @@ impl AddressSpaces {
         }
     }
 
-    /// Records that the guest's CPU can write the guest VRAM page at `address` without a trap if `unseen` is true, or
-    /// that it no longer can otherwise. [`Self::written`] need not be called for untrapped writes. Calls are counted:
-    /// each call with `true` must be balanced by a call with `false`.
+    /// Records that the guest's CPU can write the guest VRAM page at `address` without a trap if `unseen` is true.
+    /// Otherwise, records that it no longer can. [`Self::written`] need not be called for untrapped writes. Calls are
+    /// counted: each call with `true` must be balanced by a call with `false`.
     pub fn unseen(&mut self, address: GuestVramAddr, unseen: bool) {
         let Some(frame) = PageIndex::frame(address.0) else { return };
         let mut run = Vec::new();
@@ -197,10 +197,10 @@ impl AddressSpaces {
         }
     }
 
-    /// Handles a guest TLB flush of the space. `busy` is true if the card is executing work of one of the space's
-    /// channels, in which case no update may be deferred. Afterwards, the card's tables contain no entry that the guest
-    /// removed before the flush, except in [`Mode::Lazy`]. If the report requires it, the caller must flush the card's
-    /// TLBs for [`Self::directory`], and then call [`Self::flushed`].
+    /// Performs the updates that a guest TLB flush of the space requires immediately. `busy` is true if the card is
+    /// executing work of one of the space's channels, in which case no update may be deferred. Afterwards, the card's
+    /// tables contain no entry that the guest removed before the flush, except in [`Mode::Lazy`]. If the report
+    /// requires it, the caller must flush the card's TLBs for [`Self::directory`], and then call [`Self::flushed`].
     pub fn flush(&mut self, id: SpaceId, busy: bool, world: &mut impl World) -> SyncReport {
         if let Some((space, shared)) = self.space_mut(id) {
             space.flushed_at = shared.writes;
@@ -222,8 +222,8 @@ impl AddressSpaces {
         self.sync(id, scope, false, world)
     }
 
-    /// Records that the guest has announced its previous writes to the GPU, which it must do after writes through an
-    /// aperture. Pages that may have changed without a trap must be read again.
+    /// Records that the guest has announced its previous writes, as it must after writes through an aperture. Pages
+    /// that may have changed without a trap must be read again.
     pub fn announced(&mut self) {
         for space in self.spaces.iter_mut().flatten() {
             space.announced = true;
@@ -238,9 +238,9 @@ impl AddressSpaces {
         self.space(id).is_none_or(|space| space.is_settled(&self.shared.tables))
     }
 
-    /// Completes all deferred updates, before the card executes work of one of the space's channels. Afterwards, the
-    /// shadow matches the guest's tables, except for entries that are not granted. The card's TLBs must be flushed as
-    /// after [`Self::flush`].
+    /// Completes all deferred updates. Must be called before the card executes work of one of the space's channels.
+    /// Afterwards, the shadow matches the guest's tables, except for entries that are not granted. The card's TLBs must
+    /// be flushed as after [`Self::flush`].
     ///
     /// Another guest CPU may be in the middle of writing an entry. An entry that is not granted is not mapped. It is
     /// reported as denied when it is found again, or immediately if the space's tables have not been written since the
@@ -261,14 +261,14 @@ impl AddressSpaces {
     }
 
     /// Records that the card's TLBs no longer contain entries that were removed by the last call. Frees unlinked
-    /// tables. Pages mapped writable only by removed entries are no longer writable for the GPU.
+    /// tables. Pages mapped writable only by removed entries are no longer writable by the GPU.
     pub fn flushed(&mut self, id: SpaceId, memory: &mut impl ShadowMemory) {
         let Some((space, _)) = self.space_mut(id) else { return };
         let released = space.flushed(memory);
         self.release(released);
     }
 
-    /// Starts removing a range that no longer belongs to the guest from all spaces. [`Frames`] must no longer grant the
+    /// Starts removing from all spaces a range that no longer belongs to the guest. [`Frames`] must no longer grant the
     /// range.
     pub fn withdraw(&mut self, range: GuestRange) -> Withdrawal {
         self.mark_range(range);
@@ -295,8 +295,8 @@ impl AddressSpaces {
     }
 
     /// Denies or permits the card's access to all guest RAM. Denial unlinks the tables that map RAM, so its cost
-    /// depends only on the directories. Other pages in these tables also become inaccessible. In the meantime,
-    /// [`Frames`] must not grant RAM. Returns the spaces for which the caller must call [`Self::relink`] for each part,
+    /// depends only on the directories. Other pages in these tables also become inaccessible. While RAM is denied,
+    /// [`Frames`] must not grant it. Returns the spaces for which the caller must call [`Self::relink`] for each part,
     /// and then flush the card's TLBs.
     #[must_use]
     pub fn bar_ram(&mut self, barred: bool) -> Vec<SpaceId> {
@@ -319,8 +319,9 @@ impl AddressSpaces {
         report
     }
 
-    /// Handles a range that has moved, or that now belongs to the guest. Retranslates the entries that map into it, and
-    /// marks tables within it as pending. The caller must then proceed as after [`Self::invalidate`].
+    /// Updates the spaces after a range has moved, or has been assigned to the guest. Retranslates the entries that map
+    /// into the range, and marks tables within it as pending. The caller must then proceed as after
+    /// [`Self::invalidate`].
     pub fn retranslate(
         &mut self,
         range: GuestRange,
@@ -550,7 +551,7 @@ impl AddressSpaces {
         }
     }
 
-    /// Counts pages that have become writable for the GPU, and watches those that contain tables.
+    /// Counts pages that have become writable by the GPU, and watches those that contain tables.
     fn count_gained(&mut self) {
         let mut turned = Vec::new();
         for run in self.shared.gained.drain(..) {
@@ -561,7 +562,7 @@ impl AddressSpaces {
         }
     }
 
-    /// Stops counting entries that made pages writable for the GPU. The GPU may have written these pages until now.
+    /// Stops counting entries that made pages writable by the GPU. The GPU may have written these pages until now.
     fn release(&mut self, released: Vec<FrameRun>) {
         let mut turned = Vec::new();
         for run in released {

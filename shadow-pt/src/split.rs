@@ -64,7 +64,7 @@ impl SplitTable {
     }
 }
 
-/// Returns the bits of a small entry's index that select the page within a large page.
+/// Returns the mask of the bits of a small entry's index that select the page within a large page.
 const fn within() -> usize {
     (LARGE_PAGES as usize).wrapping_sub(1)
 }
@@ -83,8 +83,8 @@ struct Writes {
 }
 
 /// Entries to write to a space's replacement tables, before and after the large entries are written. Small entries that
-/// replace large entries are written before them. All other entries are written after them, because large entries may
-/// hide them.
+/// replace large entries are written before the large entries. All other small entries are written after the large
+/// entries, which may hide them.
 #[derive(Debug, Default)]
 pub(crate) struct SplitWrites {
     before: Vec<Writes>,
@@ -99,7 +99,7 @@ pub(crate) struct Splits {
     made: BTreeMap<Pair, SplitTable>,
     /// Pairs that may need a replacement table but have none. The value is true if creating the table has failed.
     wanted: BTreeMap<Pair, bool>,
-    /// Pairs to which no directory entry may refer any longer.
+    /// Pairs whose reference count has dropped to 0. The count may have risen since.
     orphans: Vec<Pair>,
 }
 
@@ -108,8 +108,8 @@ pub(crate) struct Splits {
 pub(crate) struct Made {
     /// Pairs for which a replacement table was created.
     pub(crate) fresh: Vec<Pair>,
-    /// True if the directory must be relinked, because a table could not be created for the first time, or because such
-    /// a table is no longer needed.
+    /// True if the directory must be relinked: creating a table has failed for the first time, or a table that could
+    /// not be created is no longer needed.
     pub(crate) changes: bool,
     /// True if a table newly exceeds the limit.
     pub(crate) denied: bool,
@@ -187,7 +187,7 @@ impl Splits {
         }
     }
 
-    /// Creates the needed tables, whose total size must not exceed `room` bytes. The tables are empty.
+    /// Creates the needed tables, up to a total size of `room` bytes. The tables are empty.
     pub(crate) fn make<'a>(
         &mut self,
         mut room: u64,
@@ -253,7 +253,7 @@ impl Splits {
         }
     }
 
-    /// Applies changes of the split entries in large-page table `key`.
+    /// Updates the replacement tables after changes to the split entries in large-page table `key`.
     pub(crate) fn large_changed<'a>(
         &mut self,
         key: &TableKey,
@@ -274,7 +274,7 @@ impl Splits {
         }
     }
 
-    /// Applies changes of the entries in small-page table `key`.
+    /// Updates the replacement tables after changes to the entries in small-page table `key`.
     pub(crate) fn small_changed<'a>(
         &mut self,
         key: &TableKey,

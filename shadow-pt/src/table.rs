@@ -47,7 +47,7 @@ fn place(target: TableTarget, address: u64) -> Option<Place> {
 /// State that must be updated when an entry changes.
 pub(crate) struct Books<'a> {
     pub(crate) reverse: &'a mut ReverseMap,
-    /// VRAM pages that have become writable for the GPU.
+    /// VRAM pages that have become writable by the GPU.
     pub(crate) gained: &'a mut Vec<FrameRun>,
     /// Pages that cease to be writable at the next flush of the card's TLBs.
     pub(crate) released: &'a mut Vec<FrameRun>,
@@ -83,13 +83,13 @@ pub(crate) struct Table {
     /// Index of the table's space.
     pub(crate) space: u32,
     pub(crate) mirror: Mirror,
-    /// Number of entries in each page that refer to memory but have no shadow entry. They may be granted later.
+    /// Number of entries that refer to memory but have no shadow entry, for each page. They may be granted later.
     absent: Box<[u16]>,
     /// Index and value of each entry that was not granted when it was first read. A driver writes the two halves of an
     /// entry separately, so the entry may be incomplete when another CPU submits work. The mirror contains 0 for these
     /// entries, and their pages are read again.
     doubted: Vec<(usize, u64)>,
-    /// Pages whose absent entries must be checked again.
+    /// Mask of pages whose absent entries must be checked again.
     pub(crate) recheck: u64,
     /// True if the table is in its space's queue of tables with pending work.
     pub(crate) queued: bool,
@@ -107,7 +107,7 @@ impl Table {
         Self { key, space, mirror, absent, doubted: Vec::new(), recheck: 0, queued: false, ram: 0, barred: false }
     }
 
-    /// Returns true if the next [`crate::AddressSpaces::prepare`] has work to do.
+    /// Returns true if the next [`crate::AddressSpaces::prepare`] must read or recheck pages of the table.
     pub(crate) fn is_pending(&self) -> bool {
         (self.mirror.pending() | self.recheck) != 0
     }
@@ -203,8 +203,8 @@ impl Table {
         if matches!(shadow, Shadow::Split(_)) && !room { Err(Denial::Limit) } else { Ok(shadow) }
     }
 
-    /// Processes the `changed` entries of a page. `fresh` contains their new values if they have been read. If
-    /// `recheck` is true, also processes absent entries.
+    /// Updates the shadow of the `changed` entries of a page. `fresh` contains their new values if they have been read.
+    /// If the page is marked in `recheck`, also updates the shadow of absent entries.
     #[expect(clippy::too_many_arguments, reason = "parts of the state are borrowed separately")]
     pub(crate) fn take(
         &mut self,
@@ -258,7 +258,8 @@ impl Table {
         books.reverse.flush();
     }
 
-    /// Returns true if the entry, which is not granted, has just been found for the first time and must be read again.
+    /// Records an entry that is not granted. Returns true if the entry must be read again before it is reported: its
+    /// value has changed since the last read, and fewer than [`MAX_DOUBTED`] entries are recorded.
     fn doubt(&mut self, index: usize, raw: u64) -> bool {
         if let Some(known) = self.doubted.iter().position(|(doubted, _)| *doubted == index) {
             let (_, seen) = self.doubted.swap_remove(known);
@@ -319,7 +320,8 @@ impl Table {
         books.reverse.flush();
     }
 
-    /// Handles a grant: marks absent entries and unreadable pages for rereading. Returns true if there are any.
+    /// Marks absent entries and unreadable pages for rereading after a grant of memory. Returns true if such entries or
+    /// pages exist.
     pub(crate) fn granted(&mut self) -> bool {
         let absent = (0u32..).zip(&self.absent).filter(|(_, absent)| **absent != 0);
         self.recheck |= absent.fold(0, |set, (page, _)| set | bit(page));
@@ -332,7 +334,7 @@ fn is_ram(named: Option<Named>, shadow: u64) -> bool {
     shadow != 0 && named.is_some_and(|named| named.system)
 }
 
-/// Returns the frame number of the guest VRAM page that the entry makes writable for the GPU, if any.
+/// Returns the frame number of the guest VRAM page that the entry makes writable by the GPU, if any.
 fn exposes(named: Option<Named>, shadow: u64) -> Option<u32> {
     let named = named.filter(|named| !named.system && shadow != 0 && !Pte::from(shadow).read_only())?;
     Some(named.frame)

@@ -1,7 +1,7 @@
 //! The windows through which the CPU accesses memory: BAR1, BAR3 and PRAMIN.
 //!
 //! The mappings are stored separately from the registers that set them, so that an access need not wait for the card
-//! lock, which the card's own work may hold for a long time.
+//! lock. The card's own work may hold this lock for a long time.
 
 use crate::fifo::userd::Doorbells;
 use card::Aperture;
@@ -39,7 +39,7 @@ pub(crate) struct Apertures {
     bars: RwLock<[Mode; 2]>,
     /// Bus address of the first byte of the PRAMIN window, or `None` if PRAMIN is unmapped.
     pramin: RwLock<Option<BusAddr>>,
-    /// Set if the card has fallen off the bus: reads return ones, and writes are ignored.
+    /// Set if the card has fallen off the bus: reads return all ones, and writes are ignored.
     gone: AtomicBool,
 }
 
@@ -74,7 +74,7 @@ impl Apertures {
         *self.pramin.write() = Some(BusAddr::Vram(VramAddr(0)));
     }
 
-    /// Handles a write to the register that maps `aperture`.
+    /// Maps `aperture` as specified by the value written to its register.
     pub(crate) fn bind(&self, aperture: Aperture, register: u32, memory: &Memory) {
         use pbus::BAR1_BLOCK::{ADDRESS, TARGET, VALID};
         let mode = if VALID.is_set(register) {
@@ -86,7 +86,7 @@ impl Apertures {
         self.bars.write()[index(aperture)] = mode;
     }
 
-    /// Handles a write to the PRAMIN base register.
+    /// Maps PRAMIN as specified by the value written to its base register.
     pub(crate) fn place_pramin(&self, register: u32) {
         use pbus::PRAMIN_WINDOW::{BASE, TARGET};
         let base = u64::from(BASE.get(register)) << 16;

@@ -89,7 +89,7 @@ pub enum Error {
     BarSize {
         /// Name of the BAR.
         name: &'static str,
-        /// Requested size.
+        /// Requested size in bytes.
         size: u64,
     },
     /// The saved state is invalid, or belongs to a different card.
@@ -100,12 +100,12 @@ pub enum Error {
     Thread(#[source] std::io::Error),
 }
 
-/// Counters of a card since its creation.
+/// Counters of a card. TLB and copy counters restart at 0 when another process takes over the card.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Counters of the channels' work.
     pub fifo: FifoCounters,
-    /// Copies by all engines.
+    /// Copies and uploads by all engines.
     pub copied: Copied,
     /// Number of interrupts signalled.
     pub interrupts: u64,
@@ -191,7 +191,7 @@ impl SimGpu {
         Self::without_thread(&config, Clock::manual(), vram, None).expect("a card")
     }
 
-    /// Calls [`Self::restored`] for a card that runs like that of [`Self::for_test`].
+    /// Creates a card from saved state, like [`Self::restored`], which runs like that of [`Self::for_test`].
     #[cfg(test)]
     pub(crate) fn restored_for_test(config: &Config, saved: SavedCard, vram: Vram) -> Result<Self, Error> {
         let config = Config { compute_workers: Some(0), ..config.clone() };
@@ -220,7 +220,7 @@ impl SimGpu {
         self.shared.wake();
     }
 
-    /// Saves the card without its memory. Returns `None` unless the card is halted.
+    /// Saves the card, excluding its memory. Returns `None` unless the card is halted.
     #[must_use]
     pub fn save(&self) -> Option<SavedCard> {
         self.shared.gpu.lock().save([self.identity.bar1_size, self.identity.bar3_size])

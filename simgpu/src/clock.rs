@@ -22,7 +22,7 @@ pub(crate) const TIMER_STEP_NS: u64 = 32;
 pub struct EngineTiming {
     /// Bandwidth in bytes per second, or 0 for no limit.
     pub bytes_per_second: u64,
-    /// Minimum duration of a launch in nanoseconds.
+    /// Fixed cost of each launch in nanoseconds, in addition to the transfer.
     pub launch_ns: u64,
 }
 
@@ -104,9 +104,9 @@ impl TimeModel {
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedClock {
-    /// Card time.
+    /// Card time of the save.
     now: CardNs,
-    /// Host time at card time `now`.
+    /// Host time at card time `now`, in ns.
     pub(crate) host: u64,
     timer_offset: u64,
     alarm: Option<CardNs>,

@@ -31,7 +31,7 @@ pub(crate) struct Cx {
     pub(crate) context_writes: Vec<(u32, u32)>,
 }
 
-/// Copies by all engines since this process started.
+/// Copies and uploads by all engines since this process started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Copied {
     /// Number of bytes written.

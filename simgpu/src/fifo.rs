@@ -3,8 +3,8 @@
 //! Modules:
 //! - [`channel`]: the channel table
 //! - [`runlist`]: submission of runlists
-//! - [`pbdma`]: one PBDMA, with [`decoder`], [`host`] (methods that the host executes itself), [`ahead`] (host methods
-//!   while an engine is busy) and [`context`] (RAMFC)
+//! - [`pbdma`]: one PBDMA, with [`decoder`], [`host`] (methods that the host unit executes itself), [`ahead`] (host
+//!   methods while an engine is busy) and [`context`] (RAMFC)
 //! - [`slot`]: an engine and its context
 //! - [`userd`]: detection of submissions
 //! - [`fault`]: error reports
@@ -70,7 +70,7 @@ impl Progress {
 pub struct FifoCounters {
     /// Number of fetched GPFIFO entries.
     pub entries: u64,
-    /// Number of methods executed by the host or an engine.
+    /// Number of methods executed by the host unit or an engine.
     pub methods: u64,
     /// Number of times a channel was loaded into a PBDMA.
     pub switches: u64,
@@ -286,7 +286,7 @@ impl Fifo {
         true
     }
 
-    /// Detects submissions in USERD pages in host memory, which the CPU writes without a doorbell.
+    /// Detects submissions without a doorbell: writes by engines, and writes to USERD pages in host memory.
     fn poll_userd(&mut self, cx: &Cx) -> bool {
         let mut found = false;
         for number in &self.order {
@@ -333,7 +333,7 @@ impl Fifo {
             .fold(0, |mask, engine| mask | 1 << engine)
     }
 
-    /// Returns true if PFIFO asserts its line to PMC.
+    /// Returns true if PFIFO asserts its interrupt line to PMC.
     pub(crate) fn asserts(cx: &Cx) -> bool {
         Self::interrupts(cx) & cx.storage.peek(pfifo::INTR_EN::OFFSET) != 0
     }

@@ -188,7 +188,7 @@ impl Gpu {
 
     /// Writes the registers listed in the images of loaded contexts, anywhere in BAR0, as nouveau's FECS program
     /// (`ctx_mmio_exec`) does. Returns true if any register was written. If these writes load further contexts, the
-    /// next call handles them.
+    /// next call writes the registers listed there.
     fn write_for_contexts(&mut self) -> bool {
         if self.cx.context_writes.is_empty() {
             return false;
@@ -310,7 +310,7 @@ impl Gpu {
         progress
     }
 
-    /// Handles an aperture access fault.
+    /// Reports an aperture access fault to the driver.
     pub(crate) fn aperture_fault(&mut self, aperture: Aperture, what: ApertureFault) {
         let unit = match aperture {
             Aperture::Bar1 => unit::BAR1,

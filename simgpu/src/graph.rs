@@ -60,8 +60,8 @@ pub(crate) const STOPPING: u32 = pgraph::INTR::TRAP.mask()
 /// Maximum number of entries in a context's register list.
 const MMIO_LIST_MAX: u32 = 256;
 
-/// Handles a context load. The registers in the context image's list must be written, through [`Cx::context_writes`],
-/// before the engine executes the channel's methods.
+/// Adds the register writes listed in the image of a newly loaded context to [`Cx::context_writes`]. They must be
+/// performed before the engine executes the channel's methods.
 pub(crate) fn loaded(slot: &Slot, cx: &mut Cx) {
     let (EngineId::Graph, Some(resident)) = (slot.id, slot.resident) else { return };
     let mut session = cx.mmu.session(&cx.memory, &resident.space, Access::PRIVILEGED);
@@ -134,7 +134,7 @@ pub(crate) fn fecs_command(command: u32, fifo: &mut Fifo, cx: &mut Cx) {
     }
 }
 
-/// Handles FECS's context switch interrupt, which the driver raises: loads the next channel's context, if any.
+/// Loads the next channel's context, if any, after the driver has raised FECS's context switch interrupt.
 pub(crate) fn fecs_switch(fifo: &mut Fifo, cx: &mut Cx) {
     let next = cx.storage.peek(NEXT::OFFSET);
     if fifo.slot(EngineId::Graph).condition != Condition::Down {

@@ -16,9 +16,9 @@ pub(crate) struct SavedLine {
 pub(crate) struct Line {
     mode: Option<InterruptMode>,
     event: Option<EventFd>,
-    /// Level of PMC's line.
+    /// Level of PMC's interrupt line.
     level: bool,
-    /// Set if the card has sent an MSI that the driver has not rearmed.
+    /// Set if the card has sent an MSI, and the driver has not rearmed MSI since.
     unarmed: bool,
     /// Set if the card has signalled INTx and the host has not unmasked it.
     masked: bool,
@@ -35,13 +35,13 @@ impl Line {
         self.update();
     }
 
-    /// Sets the level of PMC's line.
+    /// Sets the level of PMC's interrupt line.
     pub(crate) fn set_level(&mut self, level: bool) {
         self.level = level;
         self.update();
     }
 
-    /// Re-arms MSI, at the driver's request.
+    /// Rearms MSI, at the driver's request.
     pub(crate) fn rearm(&mut self) {
         self.unarmed = false;
         self.update();
@@ -53,7 +53,7 @@ impl Line {
         self.update();
     }
 
-    /// Returns the level of PMC's line.
+    /// Returns the level of PMC's interrupt line.
     pub(crate) fn level(&self) -> bool {
         self.level
     }
@@ -63,7 +63,7 @@ impl Line {
         self.signals
     }
 
-    /// Restores the power-on state, without a connected event.
+    /// Restores the power-on state, in which no event is connected.
     pub(crate) fn reset(&mut self) {
         let signals = self.signals;
         *self = Self { signals, ..Self::default() };

@@ -20,10 +20,10 @@ use nvspec::regs::pbus;
 use saved_state::{Invalid, first_version};
 use serde::{Deserialize, Serialize};
 
-/// Maximum number of register writes listed by contexts that FECS has not performed yet.
+/// Maximum number of register writes that loaded contexts list and FECS has not performed yet.
 const CONTEXT_WRITES_MAX: usize = 1024;
 
-/// Saved state of a software card, without its memory.
+/// Saved state of a software card, excluding its memory.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SavedCard {
     boot0: u32,
@@ -66,7 +66,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// Saves the halted card. `bars` are the sizes of BAR1 and BAR3.
+    /// Saves the halted card. `bars` are the sizes of BAR1 and BAR3, in bytes.
     pub(crate) fn save(&self, bars: [u64; 2]) -> Option<SavedCard> {
         let Self { cx, fifo, line, alarm: _, pmu, graph_falcons, copy_falcons, rom: _, halted } = self;
         let crate::cx::Cx {

@@ -15,7 +15,7 @@ pub(crate) struct Storage {
 }
 
 impl Storage {
-    /// Creates a storage with all registers at their reset values.
+    /// Creates the storage with all registers at their reset values.
     pub(crate) fn new() -> Self {
         let mut storage = Self { pages: (0..PAGES).map(|_| None).collect() };
         storage.reset();
@@ -31,7 +31,7 @@ impl Storage {
         words.filter(|(_, value)| *value != 0).collect()
     }
 
-    /// Restores saved dwords. All others are 0.
+    /// Restores the saved dwords, and sets all other dwords to 0.
     pub(crate) fn restored(saved: &[(u32, u32)]) -> Result<Self, Invalid> {
         let mut storage = Self { pages: (0..PAGES).map(|_| None).collect() };
         let words = saved.iter().all(|(at, _)| u64::from(*at) < BAR0_BYTES && at.is_multiple_of(4));

@@ -18,7 +18,7 @@ use layout::{Draft, Item, Layout, Place};
 use statement::without_comments;
 use symbols::Symbols;
 
-/// Result of assembling a source text.
+/// Kernels and their code, from a source text, a cubin, or raw machine code.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Program {
     /// Kernels in source order.
@@ -177,7 +177,7 @@ fn push(words: &mut Vec<u32>, value: u64, form: Form) {
     }
 }
 
-/// Counts a kernel's registers and barriers, or checks them against its declarations.
+/// Updates a kernel's register and barrier counts for an instruction, or checks them against the declared counts.
 fn note(instruction: &Instruction, draft: &mut Draft) -> Result<(), String> {
     let mut registers = 0;
     instruction.op.registers(|register, count| {

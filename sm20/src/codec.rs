@@ -158,8 +158,8 @@ pub fn decode(word: u64) -> Result<Instruction, DecodeError> {
     Ok(Instruction { guard, join, form, op })
 }
 
-/// Encodes an instruction, zero-extended if it is short. Encoding the result of [`decode`] results in the decoded word,
-/// except that a guard that is ignored by the hardware becomes 0.
+/// Encodes an instruction, zero-extended if it is short. Encoding the result of [`decode`] yields the decoded word,
+/// except that a guard that the hardware ignores becomes 0.
 pub fn encode(instruction: &Instruction) -> Result<u64, EncodeError> {
     let op = &instruction.op;
     if let Op::Unsupported { name, word } = *op {
@@ -187,7 +187,7 @@ pub fn encode(instruction: &Instruction) -> Result<u64, EncodeError> {
     Err(first.map_or(EncodeError::NoShortForm { name }, error))
 }
 
-/// Returns the significant bits of a word in an encoding.
+/// Returns the mask of the bits that an encoding uses.
 fn covered(row: &Row) -> u64 {
     let (fields, _) = (row.fields)();
     let guard = if row.guarding == Guarding::Absent { 0 } else { GUARD.mask() };

@@ -40,8 +40,8 @@ pub fn is_elf(data: &[u8]) -> bool {
     data.starts_with(b"\x7fELF")
 }
 
-/// Returns the length of a cubin in bytes, based on its first 64 bytes. This is the end of the last table, because
-/// compilers write the tables after all sections.
+/// Returns the length of a cubin in bytes, based on its first 64 bytes. The length is the end of the last table,
+/// because compilers write the tables after all sections.
 pub fn length(header: &[u8]) -> Option<usize> {
     match FileKind::parse(header).ok()? {
         FileKind::Elf32 => tables_end::<FileHeader32<Endianness>>(header),

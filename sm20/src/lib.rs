@@ -3,8 +3,8 @@
 //! - [`decode`] and [`encode`] convert machine words to [`Instruction`] and back. Both use one table of encodings in
 //!   `codec`, which has one module per family. Decoding is strict: a set bit outside all fields of the encoding is an
 //!   error, so [`encode`] restores every decoded word.
-//! - [`assemble`] and `Display` of [`Instruction`] convert text to a [`Program`] and back. `syntax` describes each
-//!   operation's suffixes and operands for both directions. The language is described in
+//! - [`assemble`] converts text to a [`Program`], and `Display` of [`Instruction`] converts each instruction back.
+//!   `syntax` describes each operation's suffixes and operands for both directions. The language is described in
 //!   `docs/reference/sm20-assembly.md`.
 //! - [`cubin`] reads kernels from NVIDIA's ELF files.
 //!
@@ -33,7 +33,7 @@ pub use asm::{AsmError, Kernel, Parameter, Program, assemble};
 pub use codec::{DecodeError, EncodeError, decode, encode, size};
 pub use ir::*;
 
-/// Reads a program in any form: a cubin, or a source text, which may have trailing zeros.
+/// Reads a program in any form: a cubin, or a source text, which may end in NUL bytes.
 ///
 /// # Errors
 /// Returns an error if the cubin is rejected or the text does not assemble. For a source text, the message contains the

@@ -42,7 +42,7 @@ pub(crate) enum Sign {
 
 /// A visitor of an instruction's suffixes and operands, in written order. The visitor reads or sets them.
 pub(crate) trait Visitor {
-    /// Error of a reader or writer.
+    /// Error that ends a visit.
     type Error;
 
     /// Visits a suffix that is present if the value is true.
@@ -73,7 +73,7 @@ pub(crate) trait Visitor {
     /// Visits a register, constant or immediate.
     fn source(&mut self, source: &mut Source, kind: Kind) -> Result<(), Self::Error>;
 
-    /// Calls [`Self::source`] with a sign prefix.
+    /// Visits a register, constant or immediate with an optional sign prefix.
     fn signed(&mut self, source: &mut Source, set: &mut bool, sign: Sign, kind: Kind) -> Result<(), Self::Error>;
 
     /// Visits a floating-point operand.

@@ -16,20 +16,20 @@ pub enum Deadline<U> {
     EvictionWait,
     /// Memory may be pinned for the stock again, because no memory has moved for some time.
     Restock,
-    /// The second time limit of a tenant's current turn.
+    /// A tenant's current turn reaches its second time limit.
     SecondLimit(TenantId),
     /// A tenant that prepares to leave for another card remains, because the daemon does not continue the move.
     Departure(TenantId),
     /// The accounts of an earlier owner's tenants that were not added are discarded.
     Accounts,
-    /// A user must have continued to report its memory from an earlier owner.
+    /// The next part of a user's report about its memory from an earlier owner must have arrived.
     Report(U),
     /// The driver must have suspended a user.
     Suspension(U),
 }
 
 impl<U> Deadline<U> {
-    /// Returns true if the core must be called at this time. The other deadlines only permit more actions at later
+    /// Returns true if the core must be called at this deadline. The other deadlines only permit more actions at later
     /// events.
     const fn wakes(&self) -> bool {
         match self {
@@ -45,7 +45,7 @@ impl<U> Deadline<U> {
     }
 }
 
-/// Deadlines with their times, in ns of the core's clock.
+/// Deadlines with their times, in ns on the core's clock.
 #[derive(Debug)]
 pub struct Deadlines<U> {
     at: BTreeMap<Deadline<U>, u64>,

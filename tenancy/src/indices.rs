@@ -26,7 +26,7 @@ impl Indices {
         })
     }
 
-    /// Returns an index that was taken.
+    /// Frees an index that was taken.
     pub fn free(&mut self, index: u32) {
         self.freed.insert(index);
     }

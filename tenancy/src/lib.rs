@@ -16,7 +16,7 @@
 //! [`Deadlines`] contains the timers of a CUDA card's owner, and [`Indices`] contains the indices that it assigns.
 //! [`SavedTenancy`] and [`SavedAccounts`] are the saved state for the card's next owner.
 //!
-//! Time is divided by `sched`. This crate does not copy memory, and does not depend on channels or processes.
+//! `sched` divides the time. This crate does not copy memory, and does not depend on channels or processes.
 
 mod deadlines;
 mod indices;

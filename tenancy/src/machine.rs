@@ -1,9 +1,9 @@
-//! A card's memory as one state machine, which consists of the tenants with memory on the card and the moves in
-//! progress.
+//! State machine of a card's memory, which combines the division of the memory among tenants ([`Residency`]) and the
+//! moves in progress ([`Relocations`]).
 //!
 //! The executor divides its work into *rounds*: [`Machine::begin_round`] with its report, the plans of
-//! [`Residency::plan`] and their moves, and [`Machine::round_ended`]. After each call, it executes
-//! [`Machine::take_changes`].
+//! [`Residency::plan`] and their moves, and [`Machine::round_ended`]. After each call, it applies the changes returned
+//! by [`Machine::take_changes`].
 
 use crate::relocation::{Config, Relocations};
 use crate::{Holds, Residency, Standing, Wait};
@@ -30,7 +30,7 @@ pub struct Report<'a> {
     pub working: BTreeSet<TenantId>,
     /// Traffic on the bus since the last report.
     pub traffic: Traffic,
-    /// The tenants' time, which consists of their weights and accounts.
+    /// Scheduler with the tenants' weights and accounts.
     pub scheduler: &'a Scheduler,
     /// True if the scheduler's submissions are those of the tenants, so that their number shows the tenants' progress.
     pub counts_work: bool,
@@ -41,7 +41,8 @@ pub struct Report<'a> {
 pub struct Changes {
     /// Tenants to hold or to release.
     pub holds: Holds,
-    /// Tenants that compete for time with other settings from now on, where `None` restores their own settings.
+    /// Tenants whose settings for sharing the time change, and the new settings, where `None` restores their own
+    /// settings.
     pub competitors: Vec<(TenantId, Option<VgpuParams>)>,
 }
 
@@ -52,7 +53,7 @@ pub struct Machine<U, P> {
     pub residency: Residency,
     /// Moves in progress.
     pub relocations: Relocations<U, P>,
-    /// Holds that the executor has not executed yet.
+    /// Holds that the executor has not applied yet.
     holds: Holds,
 }
 
@@ -63,7 +64,8 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Machine<U, P> {
         Self { residency, relocations: Relocations::new(limits), holds: Holds::new() }
     }
 
-    /// Begins a round. Records which tenants take part, and starts, changes or ends memory quanta.
+    /// Begins a round. Records the tenants that have work and their bus traffic, and starts, changes or ends memory
+    /// quanta.
     pub fn begin_round(&mut self, table: &ChunkTable, now: u64, report: &Report<'_>) {
         // The holder of a quantum cannot work while its own memory is moving, but keeps its quantum.
         let loading =
@@ -100,7 +102,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Machine<U, P> {
         }
     }
 
-    /// Returns the changes that the executor must execute now.
+    /// Returns the changes that the executor must apply now.
     #[must_use]
     pub fn take_changes(&mut self, scheduler: &Scheduler) -> Changes {
         Changes { holds: std::mem::take(&mut self.holds), competitors: self.changed_competitors(scheduler) }
@@ -118,8 +120,8 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Machine<U, P> {
         is_due.then(|| residency.balancer().config().return_interval_ns)
     }
 
-    /// Returns the tenants with settings for the competition for time that must change, and the new settings, where
-    /// `None` restores their own settings. See [`Residency::competing`].
+    /// Returns the tenants whose settings for sharing the time must change, and the new settings, where `None` restores
+    /// their own settings. See [`Residency::competing`].
     fn changed_competitors(&self, scheduler: &Scheduler) -> Vec<(TenantId, Option<VgpuParams>)> {
         let own = |tenant| scheduler.params(tenant).copied();
         let settings = scheduler.vgpus().map(|tenant| (tenant, self.residency.competing(tenant, own)));
@@ -164,7 +166,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const MS: u64 = 1_000_000;
 
-    /// Returns two tenants with one chunk each. They use quanta if `mode` is forced.
+    /// Returns a card with two tenants, which have one chunk each. They use quanta if `mode` is forced.
     fn two(mode: Mode) -> (ChunkTable, Machine<TenantId, u32>) {
         let mut table = ChunkTable::new(64 * MIB, MIB, Contents::Zeroed).expect("the sizes are valid");
         table.set_host_budget(64);
@@ -188,7 +190,7 @@ mod tests {
         scheduler
     }
 
-    /// Begins a round with these tenants.
+    /// Begins a round in which the tenants in `working` have work.
     fn begin_round(machine: &mut Machine<TenantId, u32>, table: &ChunkTable, now: u64, working: &[TenantId]) {
         let working = working.iter().copied().collect();
         let report = Report { working, traffic: Traffic::Unknown, scheduler: &scheduler(), counts_work: false };

@@ -9,9 +9,9 @@
 //! copied. Orders of different users run concurrently, so that evictions of one user overlap with returns of another.
 //!
 //! A move takes effect only after its user has remapped the chunk. Otherwise, the chunk stays in place. A user that
-//! declines an order gets no new order for some time, and its time limit for quiescing doubles. A user with chunks that
-//! could not be copied also gets no order for some time. If a user does not quiesce, the executor forces it, if
-//! possible. If it still does not quiesce, it is abandoned.
+//! declines an order gets no new order for some time, and its time limit for quiescing doubles. A user whose chunks
+//! could not be copied also gets no order for some time. If a user does not quiesce, the executor forces it to, if
+//! possible. A user that still does not quiesce is abandoned.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Debug;
@@ -22,8 +22,8 @@ pub const RETRY_NS: u64 = 500_000_000;
 /// Time after which a user should decline instead of continuing to drain, in ns. This is the initial value, which
 /// doubles each time the user declines.
 const QUIESCE_NS: u64 = 2_000_000_000;
-/// Maximum number of declined orders minus completed orders. A user may exceed it for as long as its work may run. A
-/// user that exceeds both limits keeps memory from other users, and is abandoned.
+/// Excess of declined over completed orders at which a user is abandoned, because it keeps memory from other users. The
+/// user must also have been declining for at least as long as its work may run.
 const MAX_DECLINES: u32 = 6;
 
 /// Relocation limits.
@@ -34,8 +34,8 @@ pub struct Config {
     pub batch_chunks: usize,
     /// Maximum number of concurrent batches per user.
     pub batches_most: usize,
-    /// Number of batches above which a user gets no new ones. Otherwise, a new batch would start whenever one ends, and
-    /// batches would shrink to one chunk each.
+    /// Number of batches in progress above which a user gets no new ones. Otherwise, a new batch would start whenever
+    /// one ends, and batches would shrink to one chunk each.
     pub batches_few: usize,
     /// Time limit for a user's response, in ns.
     pub answer_ns: u64,
@@ -47,12 +47,12 @@ pub struct Config {
 /// A user of memory.
 #[derive(Clone, Copy, Debug)]
 pub struct User<U> {
-    /// User ID.
+    /// ID of the user.
     pub id: U,
     /// Tenant to which the user belongs.
     pub tenant: TenantId,
-    /// Run time limit of the user's work in ns, for which the work may prevent quiescence, or `None` if there is no
-    /// limit.
+    /// Run time limit of the user's work in ns, or `None` if there is no limit. The work may prevent quiescence for
+    /// this long.
     pub run_limit_ns: Option<u64>,
 }
 
@@ -79,7 +79,7 @@ pub struct Chunk<P> {
 pub enum Reason {
     /// The user did not respond in time.
     Silent,
-    /// The user declined every order.
+    /// The user declined too many orders.
     Declines,
 }
 
@@ -127,9 +127,10 @@ pub enum Action<U, P> {
         /// Duration of the copy in ns.
         copied_ns: u64,
     },
-    /// Moves of chunks have ended. Release the sources of chunks that moved, and the destinations of the others.
+    /// Moves of chunks have ended. Release the sources of chunks that moved, and the destinations of chunks that did
+    /// not.
     Ended {
-        /// Chunks with moves that have ended.
+        /// Chunks whose moves have ended.
         chunks: Vec<Chunk<P>>,
         /// True if the chunks are now at their destinations.
         moved: bool,
@@ -200,7 +201,7 @@ struct Order<P> {
 }
 
 impl<P> Order<P> {
-    /// Number of batches in progress.
+    /// Returns the number of batches in progress.
     fn batches(&self) -> usize {
         self.batches.len() + self.remapping.len()
     }
@@ -211,9 +212,9 @@ impl<P> Order<P> {
 struct Record {
     /// Number of the last order.
     order: u32,
-    /// Number of declined orders minus the number of orders completed since then.
+    /// Number of declined orders minus the number of completed orders, but at least 0.
     declines: u32,
-    /// Time since which this number has been positive, in ns, or `None` if it is 0.
+    /// Time since which `declines` has been positive, in ns, or `None` if it is 0.
     declining_since: Option<u64>,
     /// Time before which the user gets no order, in ns.
     retry_at: u64,
@@ -348,8 +349,8 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
             let record = self.records.entry(user).or_default();
             record.order = record.order.wrapping_add(1);
             *self.moving.entry(tenant).or_default() += 1;
-            // Each declined order extends the time until a user should decline. However, the user must respond before
-            // it counts as unresponsive.
+            // Each declined order extends the time until a user should decline. However, it stays below the time limit
+            // for the user's response.
             let longest = self.config.answer_ns / 5 * 4;
             let decline_ns = (QUIESCE_NS << record.declines.min(8)).min(longest);
             let number = record.order;
@@ -387,7 +388,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         }
     }
 
-    /// Records that a destination was allocated. If `done` is false, the allocation failed, and the chunk does not
+    /// Records the end of a destination's allocation. If `done` is false, the allocation failed, and the chunk does not
     /// move.
     pub fn made(&mut self, table: &ChunkTable, piece: P, done: bool) {
         let waits = |order: &Order<P>| order.batches.iter().any(|batch| batch.missing.contains(&piece));
@@ -404,7 +405,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         self.advance(user, table);
     }
 
-    /// Records that a copy has finished (successfully or not) after `ns`.
+    /// Records that a copy has finished (successfully or not) after `ns` ns.
     pub fn copied(&mut self, table: &ChunkTable, now: u64, number: u64, done: bool, ns: u64) {
         if let Some(chunks) = self.orphans.remove(&number) {
             return self.end(chunks, false);
@@ -460,7 +461,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         Ok(())
     }
 
-    /// Reports users with overdue responses.
+    /// Forces users whose responses are overdue to quiesce, or abandons them.
     pub fn tick(&mut self, now: u64) {
         let Config { answer_ns, force_ns, .. } = self.config;
         for (&user, order) in &mut self.orders {
@@ -555,8 +556,8 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         }
     }
 
-    /// Handles a user that has declined an order or a part of it. The user gets no orders for some time. A user that
-    /// declines every order is abandoned.
+    /// Suspends the orders of a user that has declined an order or a part of it. A user that declines too many orders
+    /// is abandoned.
     fn decline(&mut self, now: u64, user: U) {
         let answer_ns = self.config.answer_ns;
         let record = self.records.entry(user).or_default();

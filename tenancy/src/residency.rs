@@ -1,5 +1,5 @@
-//! Division of a card's memory among tenants, which consists of move plans, and of quanta for tenants with memory that
-//! does not fit together.
+//! Divides a card's memory among tenants: plans moves, and grants quanta to tenants whose memory does not fit on the
+//! card together.
 
 use sched::VgpuParams;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,7 +17,8 @@ pub struct Demand {
     /// Number of chunks to free for a guarantee. If set, no memory is returned to the card, because it would take these
     /// chunks.
     pub guarantee: Option<u32>,
-    /// True if only denied requests and the guarantee may be planned, because the executor has more urgent moves.
+    /// True if moves may be planned only for denied requests and the guarantee, because the executor has more urgent
+    /// moves.
     pub only_requests: bool,
     /// True if moves do not delay other tenants, so that evicted memory may return immediately.
     pub is_undisturbed: bool,
@@ -28,7 +29,7 @@ pub struct Demand {
 pub struct Planned {
     /// The moves, in order.
     pub steps: Vec<Step>,
-    /// Tenants with denied requests that the moves serve.
+    /// Tenants whose denied requests the moves serve.
     pub served: BTreeSet<TenantId>,
 }
 
@@ -42,7 +43,7 @@ pub struct Residency {
     /// Total time of each tenant's earlier holds, in ns.
     held_ns: BTreeMap<TenantId, u64>,
     /// True while memory is moved for a quantum that is about to start. During this time, the holder of the quantum is
-    /// also held. Otherwise, its work would use chunks in host memory, and returning these would have to wait for the
+    /// also held. Otherwise, its work would use chunks in host memory, and their return would have to wait for the
     /// work.
     is_loading: bool,
     /// Time since which no memory has moved for that quantum, in ns.
@@ -72,7 +73,7 @@ impl Residency {
         (self.quanta, self.begun) = (quanta.at_rest(*self.quanta.config()), begun);
     }
 
-    /// From now on, uses other operator settings.
+    /// Replaces the operator's settings.
     pub fn configure(&mut self, balance: Config, quanta: QuantaConfig) {
         self.balancer.set_config(balance);
         self.quanta.set_config(quanta);
@@ -150,7 +151,7 @@ impl Residency {
     }
 
     /// Follows the other cards of tenants with several cards. `leads` contains the tenants for which another card
-    /// decides about quanta, and `unready` contains the tenants with memory that is not ready on another card.
+    /// decides on quanta, and `unready` contains the tenants whose memory is not ready on another card.
     pub fn follow(&mut self, leads: BTreeMap<TenantId, Lead>, unready: BTreeSet<TenantId>) {
         self.quanta.set_leads(leads);
         self.quanta.set_unready(unready);
@@ -206,7 +207,7 @@ impl Residency {
     }
 
     /// Records that no memory is moving. The quantum for which memory was moved starts, unless a program that is ending
-    /// will soon release memory, so that more of the holder's memory can return. The quantum then starts, at the
+    /// will soon release memory to which more of the holder's memory can return. The quantum then starts, at the
     /// latest, after a time equal to the maximum cost of a change of quanta. The quantum of a tenant with several cards
     /// also waits for its memory on the other cards ([`Quanta::waits_for_cards`]). `fixed` returns the number of a
     /// tenant's chunks that never move, and is `None` if no such program is ending.
@@ -282,9 +283,9 @@ impl Residency {
         table.spare() == 0 && account_of(table, tenant).is_some_and(swaps)
     }
 
-    /// Returns the settings with which a tenant competes for time in place of its own. The holder of a quantum competes
-    /// for all members: each member uses its share of the time in its own quanta, so that tenants that are not members
-    /// keep their shares. `own` returns the operator's settings of a tenant.
+    /// Returns the settings that determine a tenant's share of the time in place of its own. The holder of a quantum
+    /// competes on behalf of all members: each member uses its share of the time in its own quanta, so that tenants
+    /// that are not members keep their shares. `own` returns the operator's settings of a tenant.
     pub fn competing(&self, tenant: TenantId, own: impl Fn(TenantId) -> Option<VgpuParams>) -> Option<VgpuParams> {
         let turn = self.quanta.turn().filter(|turn| turn.holder == tenant)?;
         let members = turn.members.iter().filter_map(|member| own(*member));
@@ -322,8 +323,8 @@ fn account_of(table: &ChunkTable, tenant: TenantId) -> Option<VmSummary> {
     table.vms().find(|(vm, _)| *vm == tenant).map(|(_, account)| account)
 }
 
-/// Returns true if a tenant has evicted memory for which the card has space, or would have space without the chunks of
-/// other tenants that are not fixed.
+/// Returns true if a tenant has evicted memory for which the card has space, or would have space if the movable chunks
+/// of other tenants were evicted.
 fn could_return(table: &ChunkTable, tenant: TenantId, fixed: &dyn Fn(TenantId) -> u32) -> bool {
     let is_evicted = table.vms().any(|(vm, account)| vm == tenant && account.host > 0);
     is_evicted && (table.spare() > 0 || table.vms().any(|(vm, account)| vm != tenant && account.placed > fixed(vm)))

@@ -4,7 +4,7 @@
 //! strikes, quarantines) and the memory quanta. The parts are those of version 0.2.0.
 //!
 //! The owner of a CUDA card saves [`SavedAccounts`], which consist of these parts and the tenants' names, because the
-//! next owner assigns the numbers again. It has no turns, moves or chunks to save. The programs continue without the
+//! next owner assigns the numbers again. Turns, moves, and chunks are not saved. The programs continue without the
 //! owner, and report their chunks to the next one.
 
 use crate::Residency;
@@ -17,20 +17,20 @@ use vram::{Quanta, SavedQuanta, TenantId};
 /// Owner number of the parts in a file of accounts.
 const CARD: u32 = 0;
 
-/// Maximum number of a tenant. Higher numbers are those of groups.
+/// Highest tenant number. Higher numbers are those of groups.
 const NUMBER_MAX: u32 = u32::MAX >> 1;
 
 /// Saved division of a card's time and memory quanta among its tenants.
 #[derive(Clone, Debug)]
 pub struct SavedTenancy {
-    /// Scheduler.
+    /// Accounts, credits, strikes and quarantines of the scheduler.
     pub scheduler: SavedScheduler,
     /// Memory quanta.
     pub quanta: SavedQuanta,
 }
 
 impl SavedTenancy {
-    /// Saves the division of a card.
+    /// Saves a card's division among tenants.
     #[must_use]
     pub fn new(scheduler: &Scheduler, residency: &Residency) -> Self {
         Self { scheduler: scheduler.save(), quanta: residency.quanta().save() }
@@ -60,7 +60,7 @@ impl SavedTenancy {
         Ok(Self { quanta: file.take(owner)?, scheduler: file.take(owner)? })
     }
 
-    /// Restores the scheduler and the quanta at time `now` of the owner's clock.
+    /// Restores the scheduler and the quanta at time `now` on the owner's clock.
     ///
     /// # Errors
     /// Returns an error if the saved state is invalid, or if it was saved after `now`.
@@ -72,11 +72,11 @@ impl SavedTenancy {
 /// The tenants of [`SavedAccounts`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedTenants {
-    /// Time of the owner's clock, in ns.
+    /// Time on the owner's clock at which the accounts were saved, in ns.
     clock_ns: u64,
     /// Number of memory quanta that have begun.
     begun: u64,
-    /// Tenants, sorted by number.
+    /// Numbers and names of the tenants, sorted by number.
     names: Vec<(u32, String)>,
 }
 
@@ -92,11 +92,11 @@ pub struct SavedAccounts {
 /// Accounts of an earlier owner's tenants.
 #[derive(Debug)]
 pub struct RestoredAccounts {
-    /// Time of the earlier owner's clock, in ns.
+    /// Time on the earlier owner's clock at which the accounts were saved, in ns.
     pub clock_ns: u64,
     /// Numbers of the tenants, by name.
     pub names: BTreeMap<String, TenantId>,
-    /// Scheduler.
+    /// Scheduler with the accounts.
     pub scheduler: Scheduler,
     /// Memory quanta.
     pub quanta: Quanta,
@@ -154,11 +154,11 @@ impl SavedAccounts {
 }
 
 impl RestoredAccounts {
-    /// Restores the accounts of a file.
+    /// Restores the accounts from a file.
     ///
     /// # Errors
-    /// Returns a [`ReadError`] if the file is damaged, was written by a program with unsupported versions, or contains
-    /// accounts other than those of the named tenants.
+    /// Returns a [`ReadError`] if the file is damaged, has parts of unsupported versions, or contains accounts other
+    /// than those of the named tenants.
     pub fn from_file(file: &[u8]) -> Result<Self, ReadError> {
         let invalid = |why| ReadError::Invalid { name: SavedTenants::NAME, of: CARD, why };
         SavedAccounts::from_file(file)?.restored().map_err(invalid)
@@ -244,7 +244,7 @@ mod tests {
         let quanta: SavedQuanta = parsed.take(7).expect("quanta");
         let saved: SavedScheduler = parsed.take(7).expect("a scheduler");
         parsed.finish().expect("no more");
-        // The earlier version writes each part by itself.
+        // The earlier version writes each part separately.
         let mut file = Writer::new(IDENTITY);
         file.put(7, &saved).expect("a part");
         file.put(7, &quanta).expect("a part");

@@ -10,7 +10,7 @@ use vram::{ChunkTable, Summary, TenantId, Turn};
 /// Snapshot of the division of a card's memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryView {
-    /// Accounts, in chunks.
+    /// Accounts of the chunk table, in chunks.
     pub summary: Summary,
     /// Card memory to which each tenant is entitled, in chunks.
     pub entitled: BTreeMap<TenantId, Entitlement>,
@@ -66,7 +66,7 @@ pub struct TenantTime {
     pub params: VgpuParams,
     /// Shares to which the tenant is entitled while all tenants have work.
     pub entitled: Entitled,
-    /// Number of submissions or turns that exceeded their limit.
+    /// Number of submissions or turns that exceeded their run time limit.
     pub strikes: u32,
     /// State of the tenant's quarantine.
     pub quarantine: Quarantine,
@@ -76,9 +76,9 @@ pub struct TenantTime {
     pub in_flight: usize,
     /// True if the tenant has unfinished work, except for work that it has stopped itself.
     pub has_work: bool,
-    /// Use by engine.
+    /// The tenant's use of each engine.
     pub engines: BTreeMap<Engine, EngineTime>,
-    /// Recent use, in intervals.
+    /// Recent engine time, by interval.
     pub recent: Vec<Sample>,
     /// Reason why the tenant's work waits, if it does.
     pub wait: Option<Wait>,
@@ -112,7 +112,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// Returns the window that consists of the last complete intervals of a history, with a total length of `ns`.
+    /// Returns the window that consists of the last complete intervals of a history, with a total length of `ns` ns.
     #[must_use]
     pub fn last(now: Nanos, ns: u64) -> Self {
         let end = Nanos(now.0 - now.0 % sched::History::INTERVAL_NS);
@@ -174,7 +174,7 @@ impl TimeView {
 }
 
 impl TenantTime {
-    /// Returns the part of a window for which the tenant used an engine, in permille.
+    /// Returns the fraction of a window for which the tenant used an engine, in permille.
     #[must_use]
     pub fn received_permille(&self, engine: Engine, window: &Window) -> u32 {
         let used = window.of(&self.recent).map(|sample| sample.used[engine.index()]).fold(0, u64::saturating_add);

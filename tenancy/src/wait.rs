@@ -12,9 +12,9 @@ pub enum Wait {
     Quarantine,
     /// The tenant's processes are stopped.
     Stopped,
-    /// Another tenant has the quantum of the card's memory.
+    /// Another tenant holds the card's memory quantum.
     MemoryQuantum {
-        /// Tenant that has the quantum.
+        /// Tenant that holds the quantum.
         holder: TenantId,
         /// Remaining time of the quantum in ns, or `None` while memory is moved for the quantum.
         left_ns: Option<u64>,

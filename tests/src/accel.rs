@@ -1,4 +1,4 @@
-//! Detects whether KVM works by starting a guest, because opening the device file proves nothing.
+//! Starts a guest to detect whether KVM works, because opening the device file proves nothing.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -13,7 +13,7 @@ use images::Images;
 use crate::children;
 use crate::wait::{self, Scratch};
 
-/// Time within which the test guest's kernel must print output. Otherwise, KVM counts as broken.
+/// Time limit for the test guest's kernel to print output. If it is exceeded, KVM is considered broken.
 const PROBE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Accelerator of the guests' CPUs.

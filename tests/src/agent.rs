@@ -1,8 +1,7 @@
 //! The host's end of the agent protocol: sends commands to a guest's init over the guest's second serial port.
 //!
-//! The guest sends `READY <release>`. The host sends `<id> <command>`, and the guest replies with any number of lines
-//! `<id>
-//! | <line>`, followed by `<id> = <code>`. Other lines are ignored as line noise.
+//! The guest sends `READY <release>`. The host sends `<id> <command>`. The guest replies with any number of output
+//! lines `<id> | <line>`, followed by `<id> = <code>`. Other lines are ignored as line noise.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -21,7 +20,7 @@ pub const COMMAND_LIMIT: Duration = Duration::from_secs(180);
 /// Interval between health checks while waiting.
 const HEALTH_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Checks whether the VM can still respond. If not, returns an error with the reason.
+/// Health check of a VM, which returns an error with the reason if the VM can no longer respond.
 pub type Health = Arc<dyn Fn() -> Result<()> + Send + Sync>;
 
 /// Output and exit code of a command.
@@ -52,7 +51,7 @@ impl Output {
 struct Job {
     lines: Vec<String>,
     code: Option<i32>,
-    // Set if the guest restarted or disconnected before the command ended.
+    // Reason, if the guest restarted or disconnected before the command ended.
     lost: Option<&'static str>,
 }
 
@@ -116,7 +115,7 @@ impl Agent {
         self.run_within(command, COMMAND_LIMIT)
     }
 
-    /// Calls [`Agent::run`] with time limit `limit`.
+    /// Runs one command like [`Agent::run`], but with time limit `limit`.
     pub fn run_within(&self, command: &str, limit: Duration) -> Result<Output> {
         self.send(command)?.wait_within(limit)
     }
@@ -183,7 +182,7 @@ impl Pending<'_> {
         self.wait_within(COMMAND_LIMIT)
     }
 
-    /// Calls [`Pending::wait`] with time limit `limit`.
+    /// Waits like [`Pending::wait`], but with time limit `limit`.
     pub fn wait_within(self, limit: Duration) -> Result<Output> {
         let what = format!("the guest's command {:?}", self.command);
         self.agent.wait(limit, &what, |state| {
@@ -284,7 +283,8 @@ fn lose(state: &mut State, why: &'static str) {
 mod tests {
     use super::*;
 
-    /// Creates a guest simulated by a thread. `answer` maps each line from the host to the guest's reply.
+    /// Returns the agent of a guest that a thread simulates. `answer` maps each line from the host to the guest's
+    /// reply.
     fn guest(answer: impl Fn(&str) -> String + Send + 'static) -> Agent {
         let (ours, theirs) = UnixStream::pair().unwrap();
         thread::spawn(move || {

@@ -28,7 +28,7 @@ pub fn spawn(command: &mut Command) -> io::Result<Child> {
         // The parent may already have exited.
         if getppid() == Some(parent) { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
     };
-    // SAFETY: between fork and exec, the code only makes two system calls, and does not allocate memory.
+    // SAFETY: between fork and exec, the code makes only two system calls, and does not allocate memory.
     unsafe { command.pre_exec(with_parent) };
     let (answer, started) = sync_channel(1);
     let ended = || io::Error::other("the thread that starts programs has ended");
@@ -36,15 +36,15 @@ pub fn spawn(command: &mut Command) -> io::Result<Child> {
     started.recv().map_err(|_| ended())?
 }
 
-/// Returns the thread that spawns programs. The kernel kills a program when the thread that spawned it exits, and most
-/// callers are short-lived threads that boot several VMs in parallel.
+/// Returns the channel to the thread that spawns programs. The kernel kills a program when the thread that spawned it
+/// exits, and most callers are short-lived threads that boot several VMs in parallel.
 fn starter() -> &'static Mutex<Sender<Order>> {
     static STARTER: OnceLock<Mutex<Sender<Order>>> = OnceLock::new();
     STARTER.get_or_init(|| {
         let (orders, taken) = channel::<Order>();
         thread::spawn(move || {
             for (mut command, answer) in taken {
-                // If the caller has stopped waiting, the child is dropped.
+                // If the caller has stopped waiting, the child's handle is dropped.
                 let _ = answer.send(command.spawn());
             }
         });

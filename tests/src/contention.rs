@@ -25,7 +25,7 @@ const LASTS_S: u64 = 600;
 pub struct Load {
     /// Index of the VM.
     pub vm: usize,
-    /// Arguments of `gpu-workloads`, without `--duration`.
+    /// Arguments of `gpu-workloads`, excluding `--duration`.
     pub words: String,
     /// Delay from the start of the first load to the start of this load.
     pub after: Duration,
@@ -43,7 +43,7 @@ impl Load {
         Self::kernels_of(vm, SIDE, rounds, in_flight)
     }
 
-    /// Creates a load like [`Self::kernels`] for matrices of size `side`, which determines [the length of a
+    /// Creates a load like [`Self::kernels`] for matrices with side length `side`, which determines [the length of a
     /// round](crate::many_vms::round_ns).
     pub fn kernels_of(vm: usize, side: u32, rounds: u32, in_flight: u32) -> Self {
         let kernel = format!("workload --name long-madd --side {side} --rounds {rounds}");
@@ -85,7 +85,7 @@ impl Load {
 pub struct Contest {
     /// Loads, one per guest.
     pub loads: Vec<Load>,
-    /// Time before the measurement starts.
+    /// Duration of the warm-up before the measurement.
     pub warm: Duration,
     /// Duration of the measurement.
     pub measured: Duration,
@@ -94,7 +94,7 @@ pub struct Contest {
 /// Result of a measurement.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// The VMs of the loads. All other fields list the VMs in this order.
+    /// Index of each load's VM. The other lists are in the same order.
     pub vms: Vec<usize>,
     /// Charges of each VM since the start of the measurement.
     pub uses: Uses,
@@ -222,7 +222,7 @@ fn ends_in(line: &str) -> Result<Vec<u64>> {
 }
 
 impl Outcome {
-    /// Returns Jain's index for the whole measured time.
+    /// Returns Jain's fairness index of the shares in the whole measured time, relative to `wanted`.
     pub fn jain(&self, wanted: &[f64]) -> f64 {
         jain(&self.uses.shares(Engine::Compute, 0, self.length), wanted)
     }
@@ -232,7 +232,7 @@ impl Outcome {
         self.uses.share_error(Engine::Compute, window_ns, 0, self.length, wanted)
     }
 
-    /// Returns the fraction of the time during which an engine was charged to any VM.
+    /// Returns the time of an engine that was charged to VMs, as a fraction of the measured time.
     pub fn utilisation(&self, engine: Engine) -> f64 {
         let used: u64 = (0..self.vms.len()).map(|place| self.uses.used(place, engine, 0, self.length)).sum();
         used as f64 / self.length.max(1) as f64
@@ -274,7 +274,7 @@ impl Outcome {
         ends.into_iter().find(|end| within(*end) >= wanted).unwrap_or(u64::MAX)
     }
 
-    /// Returns a number reported by a load.
+    /// Returns the number that a load reported under `key`.
     pub fn reported(&self, place: usize, key: &str) -> Result<f64> {
         let line = &self.reports.get(place).context("a load without a report")?.line;
         let value = line.split_whitespace().find_map(|word| word.strip_prefix(key)?.strip_prefix('='));
@@ -311,7 +311,8 @@ mod tests {
         };
         let counted = outcome.counted(&[20, 40], 20);
         let used = |vm| [0, 20, 40, 60].map(|at| counted.used(vm, Engine::Compute, at, at + 20));
-        // Kernels that ended earlier are omitted. Of all other kernels, only the part within an interval counts.
+        // Kernels that ended before the measurement are omitted. The time of each remaining kernel is split among the
+        // intervals.
         assert_eq!([used(0), used(1)], [[10, 10, 20, 0], [15, 20, 15, 20]]);
     }
 }

@@ -70,7 +70,7 @@ impl Ended {
 /// A running `mediatord`, which is killed on drop.
 pub struct Daemon {
     process: Process,
-    /// Path of the program. An upgrade may start a different program.
+    /// Path of the program. A test may replace this file before an upgrade.
     program: PathBuf,
     paths: Paths,
     /// Additional environment variables of the daemon.
@@ -89,7 +89,7 @@ impl Daemon {
         Self::start_by(None, scratch, paths)
     }
 
-    /// Calls [`Self::start`] with additional environment variables for the daemon.
+    /// Starts the daemon like [`Self::start`], with additional environment variables.
     pub fn start_with(
         name: &str,
         variables: &[(&str, &OsStr)],
@@ -99,7 +99,8 @@ impl Daemon {
         Self::start_program(binary("mediatord")?, (None, variables), scratch, paths)
     }
 
-    /// Calls [`Self::start_as_service`] with additional environment variables for each daemon.
+    /// Starts the daemon like [`Self::start_as_service`], with additional environment variables for each daemon
+    /// process.
     pub fn start_as_service_with(
         name: &str,
         variables: &[(&str, &OsStr)],
@@ -110,7 +111,7 @@ impl Daemon {
         Self::start_program(binary("mediatord")?, (Some(manager), variables), scratch, paths)
     }
 
-    /// Starts the daemon as a service with sockets that are kept by a service manager.
+    /// Starts the daemon as a service, and keeps its sockets in a service manager.
     pub fn start_as_service(name: &str, configure: impl FnOnce(&Paths) -> String) -> Result<Self> {
         let (scratch, paths) = prepare(name, configure)?;
         let manager = ServiceManager::new(&scratch.path().join("notify")).context("a service manager")?;
@@ -349,7 +350,7 @@ pub fn run_to_end(command: &mut Command, limit: Duration) -> Result<Ended> {
 fn read_all(mut pipe: impl std::io::Read + Send + 'static) -> thread::JoinHandle<String> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
-        // Reads fail if the process has exited. Its exit status then shows the reason.
+        // Ignore read errors. The exit status shows whether the process failed.
         let _ = pipe.read_to_end(&mut bytes);
         String::from_utf8_lossy(&bytes).into_owned()
     })

@@ -40,7 +40,7 @@ pub(crate) const NAMESPACES: [&str; 8] =
 /// Additional arguments of `unshare` for non-root users.
 pub(crate) const USERS: [&str; 3] = ["--user", "--map-root-user", "--map-auto"];
 
-/// Script of the init process, which mounts a container's file systems and keeps running. Its argument is the new root
+/// Script of the init process, which mounts the host's file systems and keeps running. Its argument is the new root
 /// folder.
 const INIT: &str = r#"
 set -e
@@ -129,7 +129,7 @@ impl Debian {
         Ok(Self { namespaces, init, users, up: Instant::now(), root: scratch })
     }
 
-    /// Prepares a shell command on the host.
+    /// Returns a process command that runs a shell command on the host.
     fn command(&self, command: &str) -> Command {
         let mut enter = Command::new("nsenter");
         enter.arg("--target").arg(self.init.to_string());
@@ -223,7 +223,8 @@ impl Debian {
         self.ok(&mounts).map(drop)
     }
 
-    /// Opens a page in the browser. `options` contains command-line options, such as those for printing the document.
+    /// Opens a page in the browser, and returns the browser's output. `options` contains command-line options, such as
+    /// those for printing the document.
     pub fn browse(&self, options: &str, url: &str) -> Result<String> {
         let program = images::browser::PROGRAM;
         // Disable the browser's sandbox, which needs privileges that are not available in these namespaces. The browser

@@ -12,7 +12,7 @@ use images::libraries;
 /// Path of the dynamic loader, which lists a library's dependencies.
 const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
 
-/// Files of a machine's initramfs.
+/// Files to add to a machine's initramfs.
 #[derive(Default)]
 pub struct Files {
     archive: Archive,
@@ -21,7 +21,7 @@ pub struct Files {
 }
 
 impl Files {
-    /// Adds a copy of a file at `to`, a path without a leading slash.
+    /// Copies a file to `to`, a path without a leading slash.
     pub fn copy(&mut self, from: &Path, to: &str, mode: u32) -> Result<()> {
         let bytes = fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
         self.write(to, mode, &bytes);
@@ -39,18 +39,18 @@ impl Files {
         self.archive.file(to, mode, bytes);
     }
 
-    /// Adds a stripped copy of a host program at `to`, and its shared libraries at the paths where the loader finds
-    /// them.
+    /// Adds a stripped copy of the host program `from` at `to`, and its shared libraries at the paths where the loader
+    /// finds them.
     pub fn program(&mut self, from: &Path, to: &str) -> Result<()> {
         self.stripped(from, to, &mut Command::new(from))
     }
 
-    /// Adds a stripped copy of a host library at `to`, and its dependencies.
+    /// Adds a stripped copy of the host library `from` at `to`, and its dependencies.
     pub fn library(&mut self, from: &Path, to: &str) -> Result<()> {
         self.stripped(from, to, Command::new(LOADER).arg(from))
     }
 
-    /// Adds a stripped copy of a file at `to`, and the libraries that `command` lists.
+    /// Adds a stripped copy of `from` at `to`, and the libraries that `command` lists.
     fn stripped(&mut self, from: &Path, to: &str, command: &mut Command) -> Result<()> {
         let scratch = tempfile::NamedTempFile::new().context("a file for a program")?;
         let stripped = Command::new("strip").arg("--strip-debug").arg("-o").arg(scratch.path()).arg(from).status();

@@ -12,10 +12,10 @@ use crate::{Daemon, Output, Paths, Vm, wait};
 pub const LOAD_LIMIT: Duration = Duration::from_secs(240);
 /// Time limit of a workload.
 pub const SMOKE_LIMIT: Duration = Duration::from_secs(900);
-/// Time limit for a counter to reach a value that the device already has.
+/// Time limit for a counter to show a value that the device has already reached.
 const COUNTER_LIMIT: Duration = Duration::from_secs(60);
 
-/// Returns the daemon's part of a configuration, and the table of a software card `card0` with `vram_mib` MiB.
+/// Returns a configuration's `[daemon]` table, and the table of a software card `card0` with `vram_mib` MiB of VRAM.
 pub fn card_toml(paths: &Paths, vram_mib: u32) -> String {
     format!(
         "[daemon]\nadmin_socket = {:?}\nread_socket = {:?}\nsocket_dir = {:?}\n\n[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = {vram_mib}\n",
@@ -28,12 +28,12 @@ pub fn card_toml(paths: &Paths, vram_mib: u32) -> String {
 /// Configuration line that traps all of a VM's aperture and register accesses.
 pub const TRAPPED: &str = "apertures = \"trapped\"\n";
 
-/// Returns the table of a mediated VM on `card0`.
+/// Returns the configuration table of a mediated VM on `card0`.
 pub fn vm_toml(name: &str, vram_mib: u32) -> String {
     format!("\n[[vm]]\nname = {name:?}\ncard = \"card0\"\nvram_mib = {vram_mib}\n")
 }
 
-/// Returns the table of a VM with `card0` in passthrough mode.
+/// Returns the configuration table of a VM with `card0` in passthrough mode.
 pub fn passthrough_toml(name: &str) -> String {
     format!("\n[[vm]]\nname = {name:?}\ncard = \"card0\"\npassthrough = true\n")
 }
@@ -119,13 +119,13 @@ pub fn messages_in(transport: &Value) -> u64 {
 
 /// Returns a counter of the virtual device.
 ///
-/// The daemon does not wait for a busy device, so the counter may have an older value. [`await_counter`] waits for a
-/// newer one.
+/// The daemon does not wait for a busy device, so the counter may be out of date. [`await_counter`] waits for a newer
+/// value.
 pub fn counter(daemon: &Daemon, name: &str, counter: &str) -> Result<u64> {
     show(daemon, name)?["counters"][counter].as_u64().with_context(|| format!("no counter {counter}"))
 }
 
-/// Waits until a counter of the virtual device fulfils a condition.
+/// Waits until a counter of the virtual device satisfies a condition.
 pub fn await_counter(daemon: &Daemon, name: &str, counter: &str, condition: impl Fn(u64) -> bool) -> Result<()> {
     let mut last = 0;
     wait::until(&format!("the counter {counter} of {name}"), COUNTER_LIMIT, || {

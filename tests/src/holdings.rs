@@ -21,7 +21,7 @@ pub struct Holdings {
     pub mapped_files: BTreeMap<String, usize>,
     /// Total number of mappings.
     pub mappings: usize,
-    /// Resident memory in KiB, excluding the large mappings.
+    /// Resident memory in KiB, excluding large mappings.
     pub resident_kib: u64,
 }
 
@@ -37,8 +37,8 @@ pub struct Slack {
 }
 
 impl Holdings {
-    /// Reads the resources of process `pid`. Mappings of at least `large_kib` KiB do not count as memory, because they
-    /// contain a software card's VRAM, which stays resident once touched.
+    /// Reads the resources of process `pid`. Mappings of at least `large_kib` KiB are not counted as memory, because
+    /// they contain a software card's VRAM, which stays resident once touched.
     ///
     /// # Errors
     /// Returns an error if the process does not exist, or the kernel does not permit access.
@@ -124,7 +124,7 @@ fn counted(names: impl Iterator<Item = String>) -> BTreeMap<String, usize> {
     counts
 }
 
-/// Returns the type of a descriptor, which is its target without the number.
+/// Returns the type of a descriptor: its target, excluding the number of a socket or pipe.
 fn kind(target: &str) -> String {
     let numbered = ["socket", "pipe"].iter().find(|kind| target.starts_with(&format!("{kind}:[")));
     numbered.map_or(target, |kind| *kind).to_owned()

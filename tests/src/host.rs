@@ -37,7 +37,7 @@ impl Host {
         Ok(Self { vm, up: Instant::now(), _initrd: scratch })
     }
 
-    /// Returns the machine.
+    /// Returns the VM in which the host runs.
     pub fn vm(&self) -> &Vm {
         &self.vm
     }

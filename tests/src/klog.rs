@@ -1,6 +1,6 @@
-//! Parses a guest's kernel log in the format of the agent's `dmesg`, in which lines have a level.
+//! Parses a guest's kernel log in the format of the agent's `dmesg`, in which each line has a level.
 
-/// Highest level that counts as a complaint. Levels 0 to 4 are emergency to warning.
+/// Numerically highest level that counts as a complaint. Levels 0 to 4 are emergency to warning.
 const WARNING: u8 = 4;
 
 /// Prefixes of kernel messages that are caused by a busy host instead of a driver.

@@ -3,7 +3,7 @@
 //! Parts:
 //! - [`vm`]: a QEMU process with a stock kernel; [`agent`] sends commands to the guest's init, and [`qmp`] to QEMU
 //! - [`daemon`]: runs `mediatord` and `mediatorctl` as an operator would
-//! - [`accel`]: detects whether KVM works, by starting a guest
+//! - [`accel`]: starts a guest to detect whether KVM works
 //! - [`children`]: child processes that end with this process
 //! - [`guest`]: steps shared by most tests: configuration, driver, workload
 //! - [`many_vms`]: VMs that share a card; [`contention`]: each VM's share of the card's time
@@ -17,7 +17,7 @@
 //! - [`pages`]: code blocks in operators' pages
 //! - [`scale`]: selection of small or full workloads
 //! - [`klog`]: a guest's kernel log, by level
-//! - [`wait`]: waits with a time limit, which show the last lines of logs on failure
+//! - [`wait`]: functions that wait with a time limit, create scratch folders, or return the last lines of logs
 //!
 //! An example of a test:
 //! ```no_run

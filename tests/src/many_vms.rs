@@ -1,4 +1,4 @@
-//! VMs with stock guests that compete for the time of one software card.
+//! VMs that compete for the time of one software card.
 //!
 //! A time model determines the duration of the card's work: a 32x32 `madd` takes half a millisecond, according to the
 //! memory traffic of its rounds. The software card computes it in a fifth of this time, so that the charges match the
@@ -17,8 +17,8 @@ use crate::{Daemon, Vm, VmConfig};
 /// Size of a memory transaction of the card's shaders in bytes.
 const TRANSACTION: u64 = 128;
 
-/// Returns the duration of one round of a kernel with matrices of size `side`, in ns. Each element requires two word
-/// reads and one word write, in whole transactions.
+/// Returns the duration of one round of a kernel with matrices of side length `side`, in ns. Each element requires two
+/// word reads and one word write, in whole transactions.
 pub const fn round_ns(side: u32) -> u64 {
     let bytes = ((side * side) as u64 * 4).div_ceil(TRANSACTION) * TRANSACTION;
     3 * bytes * 1_000_000_000 / ((SHADER_MIB_PER_S as u64) << 20)
@@ -29,13 +29,13 @@ pub const CARD: &str = "card0";
 /// Number of rows and columns of the matrices in the guests' kernels.
 pub const SIDE: u32 = 32;
 const SHADER_MIB_PER_S: u32 = 24;
-/// Duration of one round of a kernel of size [`SIDE`], in ns.
+/// Duration of one round of a kernel with matrices of side length [`SIDE`], in ns.
 pub const ROUND_NS: u64 = round_ns(SIDE);
 /// Copy bandwidth of the card in MiB per second.
 pub const COPY_MIB_PER_S: u64 = 256;
 /// VRAM size of a VM in MiB.
 const VRAM_MIB: u32 = 32;
-/// Number of guests that boot concurrently.
+/// Maximum number of guests that boot concurrently.
 const BOOTS: usize = 2;
 
 /// Returns the configuration lines of a card's time model.
@@ -62,7 +62,7 @@ pub struct Account {
     pub waits: BTreeMap<u64, u64>,
     /// Number of started submissions.
     pub started: u64,
-    /// Number of the VM's submissions on any engine that ran too long.
+    /// Number of the VM's submissions, on any engine, that ran too long.
     pub strikes: u64,
     /// Set if the VM is quarantined. Its work is then not started.
     pub quarantined: bool,
@@ -74,7 +74,7 @@ impl Crowd {
         Self::boot_with(name, count, memory_mib, keys, count)
     }
 
-    /// Boots VMs like [`Self::boot`], but gives VMs with the index `knowing` or higher paravirtual drivers.
+    /// Boots VMs like [`Self::boot`], but installs the paravirtual driver in VMs with an index of `knowing` or higher.
     pub fn boot_with(name: &str, count: usize, memory_mib: u32, keys: &str, knowing: usize) -> Result<Self> {
         Self::boot_on("", name, count, memory_mib, keys, knowing)
     }
@@ -133,7 +133,7 @@ impl Crowd {
         self.vms.is_empty()
     }
 
-    /// Returns a VM.
+    /// Returns the VM with this index.
     pub fn vm(&self, index: usize) -> Result<&Vm> {
         self.vms.get(index).with_context(|| format!("there is no VM {index}"))
     }
@@ -179,14 +179,14 @@ impl Crowd {
 /// Recent charges of all VMs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct History {
-    /// Value of the card's clock in ns.
+    /// Time of the query, in ns of the card's clock.
     pub now_ns: u64,
-    /// Start of the complete part of the history in ns.
+    /// Start of the complete part of the history, in ns of the card's clock.
     pub from_ns: u64,
     /// Length of an interval in ns.
     pub interval_ns: u64,
-    /// Intervals in which each VM was charged, each as its start in ns and an object with the charged time in ns by
-    /// engine.
+    /// Per VM, the intervals in which it was charged. Each consists of its start in ns, and an object with the charged
+    /// time in ns by engine.
     pub samples: Vec<Vec<(u64, Value)>>,
 }
 
@@ -206,7 +206,7 @@ impl History {
     }
 }
 
-/// Returns the name of a VM.
+/// Returns the name of the VM with this index.
 pub fn name_of(index: usize) -> String {
     format!("vm{index}")
 }

@@ -36,13 +36,13 @@ const STATE: &str = "/run/state";
 /// Time limit of a command in the machine.
 const COMMAND_LIMIT: Duration = Duration::from_secs(600);
 
-/// Number of serial lines for VMs, which are those of one PCI card.
+/// Number of serial lines for VMs, all on one PCI card.
 pub const LINES: usize = 4;
 
 /// Description of a machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape<'a> {
-    /// Size of the card in MiB. The mediator in the machine cannot use all of it.
+    /// VRAM size of the card in MiB. The mediator in the machine cannot use all of it.
     pub card_mib: u32,
     /// Additional keys for the card's table.
     pub card_keys: &'a str,
@@ -50,7 +50,7 @@ pub struct Shape<'a> {
     pub memory_mib: u32,
     /// VMs of the machine, at most [`LINES`].
     pub vms: &'a [InnerSpec],
-    /// Huge pages in MiB, excluding those of the machine's VMs.
+    /// Total size of the huge pages in MiB, excluding those of the machine's VMs.
     pub huge_mib: u32,
 }
 
@@ -68,7 +68,7 @@ pub struct Nest {
     outer: Daemon,
     agents: Vec<Agent>,
     specs: Vec<InnerSpec>,
-    /// QEMU command line in the machine.
+    /// Command line that starts QEMU in the machine.
     qemu: Vec<String>,
     platform: String,
     began: Instant,
@@ -161,7 +161,8 @@ impl Nest {
         Ok(())
     }
 
-    /// Starts `mediatord` in the machine with a configuration file there, and waits until the daemon is ready.
+    /// Starts `mediatord` in the machine with the configuration file at path `config`, and waits until the daemon is
+    /// ready.
     pub fn start_daemon(&self, config: &str) -> Result<Pending<'_>> {
         self.say(&format!("# mediatord --config {config} &"));
         let daemon = self.vm.start(&format!("run /{PROGRAMS}/mediatord --config {config}"))?;
@@ -185,7 +186,7 @@ impl Nest {
 
 /// Returns a configuration for a daemon in the machine that manages the card. `more` is appended to the card's keys.
 ///
-/// Chunks are small, because each word zeroed by the daemon is a message to the outer daemon.
+/// Chunks are small, because each word that the daemon zeroes causes a message to the outer daemon.
 pub fn config(vram_mib: u32, more: &str) -> String {
     format!(
         "[daemon]\nadmin_socket = {ADMIN_SOCKET:?}\nsocket_dir = \"/run\"\nstate_dir = {STATE:?}\n\n[[card]]\nname = \"card0\"\nkind = \"vfio\"\n\

@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_
 /// A process that this process can wait for.
 #[derive(Debug)]
 pub(crate) enum Process {
-    /// Started by this process.
+    /// A child process that this process has started.
     Started(Child),
     /// An orphan adopted by this process, and its exit status after it has exited.
     Adopted(Pid, Option<ExitStatus>),

@@ -1,4 +1,4 @@
-//! Malicious guests with stock drivers, alongside other guests with a steady load.
+//! Malicious guests, alongside other guests with a steady load.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::contention::{Contest, Load, Outcome};
 use crate::many_vms::{Crowd, ROUND_NS};
 use crate::wait::until;
 
-/// Time before the measurement starts.
+/// Duration of the warm-up before the measurement.
 const WARM_UP: Duration = Duration::from_millis(500);
 /// Number of kernels in flight in a steady load.
 const IN_FLIGHT: u32 = 32;
@@ -19,7 +19,7 @@ const IN_FLIGHT: u32 = 32;
 const LIMIT_MS: &str = "200";
 /// Default kernel time limit in ms, which is restored afterwards.
 const DEFAULT_LIMIT_MS: &str = "10000";
-/// Number of strikes after which a VM is quarantined, which is the default.
+/// Default number of strikes after which a VM is quarantined.
 const STRIKES: &str = "3";
 /// TIMEOUT: only a failing test waits this long. The history must still cover this time.
 const QUARANTINE_LIMIT: Duration = Duration::from_secs(30);
@@ -61,7 +61,7 @@ impl Rogue {
         Self { name: "vmm_frozen", quarantined: false, way: Way::Frozen },
     ];
 
-    /// Rogues that toggle a channel through registers while the card executes its kernels.
+    /// Rogues that toggle a channel through registers while the card executes the channel's kernels.
     pub const BY_REGISTERS: [Self; 3] = [
         Self::program("state_toggled", "stopped"),
         Self::program("masks_and_preemption", "masked"),
@@ -82,7 +82,7 @@ impl Rogue {
         Self::program("illegal_methods", "illegal"),
     ];
 
-    /// Keys that all of these attacks need in the VMs' tables.
+    /// Keys that [`Self::ATTACKS`] need in the VMs' tables.
     pub const KEYS: &str = "paravirtual = { offered = true }\n";
 
     /// Disables quarantine, so that a rogue can continue for the whole measurement. Strikes are still counted.

@@ -61,7 +61,7 @@ pub struct VmConfig {
     pub xen: Option<Xen>,
     /// Additional QEMU arguments.
     pub extra_args: Vec<String>,
-    /// Additional words for the kernel command line.
+    /// Additional parameters on the kernel command line.
     pub append: String,
 }
 
@@ -159,7 +159,7 @@ impl Xen {
     fn boot(&self, kernel: &Kernel, append: &str, command: &mut Command) {
         let memory = self.dom0_mib;
         command.arg("-kernel").arg(&self.image);
-        // Include the domains' output in Xen's log. QEMU does not emulate idle states.
+        // Include the domains' output in Xen's log. Disable idle states, which QEMU does not emulate.
         let words = format!(
             "com1=115200,8n1 console=com1 dom0_mem={memory}M,max:{memory}M cpuidle=off sched_ratelimit_us=0 guest_loglvl=all"
         );
@@ -171,7 +171,7 @@ impl Xen {
     }
 }
 
-/// Returns a vfio-user device for `socket`. QEMU accepts socket addresses only in JSON.
+/// Returns QEMU's description of a vfio-user device for `socket`. QEMU accepts socket addresses only in JSON.
 pub fn gpu_device(socket: &Path, hotplug: bool) -> Value {
     let mut device = json!({
         "driver": "vfio-user-pci",
@@ -253,7 +253,7 @@ impl Vm {
         self.agent.run(command).map_err(|e| self.explain(e))
     }
 
-    /// Calls [`Vm::run`] with time limit `limit`.
+    /// Runs a command like [`Vm::run`], but with time limit `limit`.
     pub fn run_within(&self, command: &str, limit: Duration) -> Result<Output> {
         self.agent.run_within(command, limit).map_err(|e| self.explain(e))
     }
@@ -268,7 +268,7 @@ impl Vm {
         Ok(klog::parse(&self.run_ok("dmesg")?.lines))
     }
 
-    /// Starts a concurrent command in the guest.
+    /// Starts a command in the guest that runs concurrently with other commands.
     pub fn start(&self, command: &str) -> Result<Pending<'_>> {
         self.agent.start(command).map_err(|e| self.explain(e))
     }
@@ -348,7 +348,7 @@ impl Vm {
         String::from_utf8_lossy(&fs::read(self.folder().join("qemu.log")).unwrap_or_default()).into_owned()
     }
 
-    /// Returns a health check of QEMU and the guest kernel, for users of other serial lines.
+    /// Returns a health check of QEMU and the guest kernel, for agents on other serial lines.
     pub(crate) fn health(&self) -> Health {
         let (process, folder) = (Arc::clone(&self.process), self.folder().to_owned());
         Arc::new(move || health(&process, &folder))
@@ -409,14 +409,14 @@ fn health(process: &Mutex<Child>, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Creates a non-blocking listener for one of QEMU's serial lines.
+/// Creates a non-blocking listener for a socket to which QEMU connects.
 pub(crate) fn listen(path: &Path) -> Result<UnixListener> {
     let listener = UnixListener::bind(path).with_context(|| format!("cannot listen on {}", path.display()))?;
     listener.set_nonblocking(true).context("socket mode")?;
     Ok(listener)
 }
 
-/// Waits until QEMU connects to the socket of a serial line.
+/// Waits until QEMU connects to a listener.
 pub(crate) fn accept(listener: &UnixListener, what: &str, health: &Health) -> Result<UnixStream> {
     let stream = wait::until(what, START_LIMIT, || match listener.accept() {
         Ok((stream, _)) => Ok(Some(stream)),

@@ -1,4 +1,4 @@
-//! Waits with a time limit, scratch folders, and the last lines of logs.
+//! Functions that wait with a time limit, create scratch folders, or return the last lines of logs.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -13,8 +13,8 @@ pub const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Number of log lines shown when a wait fails.
 const TAIL_LINES: usize = 40;
 
-/// Scales a time limit. Limits detect hangs and do not measure speed, because a loaded host may need several times as
-/// long.
+/// Scales a time limit by `GPU_MEDIATOR_TIME_SCALE`. Limits detect hangs and do not measure speed, because a loaded
+/// host may need several times as long.
 pub fn scaled(limit: Duration) -> Duration {
     let scale = env::var("GPU_MEDIATOR_TIME_SCALE").ok().and_then(|v| v.parse::<f64>().ok());
     limit.mul_f64(scale.filter(|s| s.is_finite() && *s > 0.0).unwrap_or(1.0))
@@ -71,7 +71,7 @@ impl Scratch {
         Ok(Self { path: folder.path().to_path_buf(), folder: Some(folder) })
     }
 
-    /// Returns the folder.
+    /// Returns the folder's path.
     pub fn path(&self) -> &Path {
         &self.path
     }

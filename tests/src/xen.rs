@@ -1,7 +1,7 @@
 //! A Xen host in an emulated machine: domain 0 with the daemon and a software card, and HVM domains with its vGPUs.
 //!
-//! Domain 0 and the other domains each have a serial line to this process: the machine's second line, and the lines of
-//! a PCI card.
+//! Each domain has a serial line to this process. Domain 0 has the machine's second line, and the other domains have
+//! the lines of a PCI card.
 
 mod boot;
 
@@ -23,9 +23,9 @@ use crate::vm::{self, Xen};
 use crate::wait::{self, Scratch};
 use crate::{Vm, VmConfig};
 
-/// Number of serial lines for domains, which are those of one PCI card.
+/// Number of serial lines for domains, all on one PCI card.
 pub const LINES: usize = 4;
-/// Number of the serial device in domain 0 for the domains' first line, after the machine's own lines.
+/// Device number in domain 0 of the domains' first serial line, after the machine's own lines.
 const FIRST_LINE: usize = 4;
 /// Admin socket of the daemon in domain 0.
 const ADMIN_SOCKET: &str = "/run/admin.sock";
@@ -63,7 +63,7 @@ impl DomainSpec {
         Self { name, kernel, paravirtual: false, memory_mib: 384, cpus: 1 }
     }
 
-    /// Returns the path of the domain's files in domain 0, without a suffix.
+    /// Returns the path of the domain's files in domain 0, excluding the suffix.
     fn image(&self) -> String {
         format!("guests/{}{}", self.kernel, if self.paravirtual { "-pv" } else { "" })
     }
@@ -258,7 +258,7 @@ impl XenMachine {
     }
 }
 
-/// Compresses a file in a format that the kernel supports.
+/// Compresses a file with gzip, a format that the kernel can unpack.
 fn compressed(path: &Path) -> Result<Vec<u8>> {
     let output = Command::new("gzip").args(["-c", "-6"]).arg(path).stderr(Stdio::inherit()).output();
     let output = output.context("cannot start gzip; install the package gzip")?;
@@ -289,7 +289,7 @@ impl<'a> Domain<'a> {
         ran.map_err(|error| self.explain(error)).with_context(|| format!("domain {}: {command}", self.name))
     }
 
-    /// Starts a concurrent command in the guest.
+    /// Starts a command in the guest that runs concurrently with other commands.
     pub fn start(&self, command: &str) -> Result<Pending<'a>> {
         self.agent.start(command)
     }
@@ -313,7 +313,7 @@ impl<'a> Domain<'a> {
         self.finish(self.start(&format!("run /bin/gpu-workloads {args}"))?, args)
     }
 
-    /// Waits for a running workload.
+    /// Waits for a running workload, and fails unless every result was verified.
     pub fn finish(&self, pending: Pending<'_>, args: &str) -> Result<Smoke> {
         let output = pending.wait_within(guest::SMOKE_LIMIT).map_err(|error| self.explain(error))?;
         let smoke = guest::parse_smoke(&output)?;

@@ -9,7 +9,7 @@ use vfio_bindings::bindings::vfio::VFIO_REGION_INFO_FLAG_MMAP;
 
 use crate::kernel::{Kernel, Region, Window};
 
-/// A mapped or unmapped region of a function.
+/// A region of a function, which may be mapped.
 pub struct Bar {
     // Declared first, so that it is dropped before the device files.
     window: Option<Box<dyn Window>>,
@@ -55,7 +55,7 @@ impl Bar {
             .ok()
     }
 
-    /// Reads a register. Returns all ones if the offset is outside the region.
+    /// Reads a register. Returns all ones if the offset is unaligned or outside the region, or if the read fails.
     pub fn read32(&self, offset: u32) -> u32 {
         if !offset.is_multiple_of(4) || !self.holds(u64::from(offset), 4) {
             return u32::MAX;
@@ -68,7 +68,7 @@ impl Bar {
         self.seen(read).map_or(u32::MAX, |()| u32::from_le_bytes(bytes))
     }
 
-    /// Writes a register. Drops the write if the offset is outside the region.
+    /// Writes a register. Drops the write if the offset is unaligned or outside the region.
     pub fn write32(&self, offset: u32, value: u32) {
         if !offset.is_multiple_of(4) || !self.holds(u64::from(offset), 4) {
             return;
@@ -82,7 +82,7 @@ impl Bar {
         }
     }
 
-    /// Reads bytes. Returns all ones if any byte is outside the region.
+    /// Reads bytes. Returns all ones if any byte is outside the region, or if the read fails.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         if !self.holds(offset, data.len()) {
             data.fill(0xff);
@@ -135,7 +135,7 @@ impl Bar {
         }
     }
 
-    /// Reads bytes of a region that is never mapped. Returns errors to the caller.
+    /// Reads bytes from a region that is never mapped. Returns errors to the caller.
     pub fn try_read<const N: usize>(&self, offset: u64) -> io::Result<[u8; N]> {
         let mut bytes = [0; N];
         if !self.holds(offset, N) {
@@ -145,7 +145,7 @@ impl Bar {
         Ok(bytes)
     }
 
-    /// Writes bytes of a region that is never mapped. Returns errors to the caller.
+    /// Writes bytes to a region that is never mapped. Returns errors to the caller.
     pub fn try_write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         if !self.holds(offset, data.len()) {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -154,7 +154,8 @@ impl Bar {
     }
 }
 
-/// Returns the size of the next access for `len` bytes at `at`: the largest aligned size.
+/// Returns the size of the next access for `len` bytes at `at`: the largest size that is aligned and does not exceed
+/// `len`.
 fn width(at: usize, len: usize) -> usize {
     [8, 4].into_iter().find(|&size| at.is_multiple_of(size) && len >= size).unwrap_or(1)
 }

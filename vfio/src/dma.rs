@@ -17,12 +17,12 @@ pub const PAGE: u64 = 4096;
 pub struct Mappings {
     /// I/O addresses that the IOMMU can map and that the card can generate.
     usable: Vec<Range<u64>>,
-    /// Do not hold this lock while the kernel pins pages. Pinning takes time proportional to the number of pages, and
-    /// other threads must be able to map memory during that time.
+    /// Mapped ranges, by start address. Do not hold this lock while the kernel pins pages. Pinning takes time
+    /// proportional to the number of pages, and other threads must be able to map memory during that time.
     mapped: Mutex<BTreeMap<u64, Mapping>>,
 }
 
-/// An I/O address range in use, by start.
+/// An I/O address range in use, keyed by its start.
 struct Mapping {
     len: u64,
     /// The mapped memory, or `None` while the kernel is mapping or unmapping it.
@@ -71,7 +71,7 @@ impl Mappings {
         if !self.usable.iter().any(|range| range.start <= iova && end <= range.end) {
             return Err(DmaError::Reserved { iova, len });
         }
-        // Pinning would allocate all of the memory.
+        // Reject memory that has not been touched, because pinning would allocate all of it.
         if memory.slice(0, memory.len()).is_err() {
             return Err(DmaError::Untouched { iova, len });
         }

@@ -23,7 +23,7 @@ pub enum OpenError {
     /// Another process uses the group.
     #[error("another process uses IOMMU group {group}, which contains {address}")]
     InUse {
-        /// The function.
+        /// Address of the function.
         address: Address,
         /// IOMMU group of the function.
         group: u32,
@@ -43,9 +43,9 @@ pub enum OpenError {
     /// A system call failed.
     #[error("{call} failed for {address}: {source}")]
     Call {
-        /// The function.
+        /// Address of the function.
         address: Address,
-        /// Name of the call.
+        /// Name of the failed call.
         call: &'static str,
         /// The kernel's error.
         #[source]
@@ -54,7 +54,7 @@ pub enum OpenError {
     /// The function does not have the BARs of a card.
     #[error("BAR{bar} of {address} has {size:#x} bytes, unlike the BARs of any known card")]
     Bar {
-        /// The function.
+        /// Address of the function.
         address: Address,
         /// BAR number.
         bar: u32,
@@ -70,7 +70,7 @@ pub enum OpenError {
     /// The chip is not supported.
     #[error("the identity register of {address} reads {boot0:#010x}: this version does not support this chip")]
     UnknownChip {
-        /// The function.
+        /// Address of the function.
         address: Address,
         /// Value of PMC_BOOT_0.
         boot0: u32,
@@ -80,7 +80,7 @@ pub enum OpenError {
         "{address} has not been initialised by its VBIOS: register {register:#08x} reads {value:#x}, without bit 1"
     )]
     NotPosted {
-        /// The function.
+        /// Address of the function.
         address: Address,
         /// BAR0 offset of the register.
         register: u32,

@@ -1,4 +1,4 @@
-//! The interface to the kernel, with one method per VFIO call and plain types.
+//! The interface to the kernel, with plain types, and one method per VFIO call.
 //!
 //! The calls have a fixed order. With a container, the group joins the container, the container's IOMMU type is set,
 //! and the group opens the device. A function that is opened through its own node is bound to an iommufd and attached
@@ -38,7 +38,7 @@ pub struct Region {
     pub flags: u32,
     /// Size in bytes.
     pub size: u64,
-    /// Offset in the device file.
+    /// Byte offset in the device file.
     pub offset: u64,
     /// True if only parts of the region are mappable.
     pub sparse: bool,
@@ -53,7 +53,7 @@ pub struct Dependent {
     pub address: Address,
 }
 
-/// A change to a kind of interrupt.
+/// A change to the configuration of one kind of interrupt.
 #[derive(Clone, Copy, Debug)]
 pub enum Irq<'a> {
     /// Signals the first interrupt of the kind through an eventfd.
@@ -83,9 +83,9 @@ pub trait Window: Send + Sync {
     fn write64(&self, offset: usize, value: u64);
 }
 
-/// VFIO for one function: either a container, the function's group, and the function, or the function's node and an
-/// iommufd. Dropping this value closes the files. The kernel then removes all mappings and stops the function's memory
-/// accesses.
+/// VFIO for one function. It consists either of a container, the function's group and the function, or of the
+/// function's node and an iommufd. Dropping this value closes the files. The kernel then removes all mappings and stops
+/// the function's memory accesses.
 pub trait Kernel: Send + Sync {
     /// Returns true if the function was opened through its own node. There is then neither a container nor a group.
     fn is_node(&self) -> bool {
@@ -102,7 +102,7 @@ pub trait Kernel: Send + Sync {
     fn attach_space(&self) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
-    /// Returns the interface version.
+    /// Returns VFIO's API version.
     fn api_version(&self) -> io::Result<u32>;
     /// Returns true if the kernel supports an IOMMU type.
     fn has_extension(&self, kind: u32) -> io::Result<bool>;
@@ -125,7 +125,7 @@ pub trait Kernel: Send + Sync {
     fn device_info(&self) -> io::Result<DeviceInfo>;
     /// Returns a region's properties.
     fn region(&self, index: u32) -> io::Result<Region>;
-    /// Changes a kind of interrupt.
+    /// Changes the configuration of one kind of interrupt.
     fn set_irq(&self, index: u32, set: Irq<'_>) -> io::Result<()>;
     /// Resets only this function.
     fn reset(&self) -> io::Result<()>;

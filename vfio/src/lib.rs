@@ -1,5 +1,5 @@
-//! A card that is a PCI function bound to VFIO. Implements [`card::Card`] with mapped BARs, an IOMMU container, and
-//! eventfds.
+//! A card that is a PCI function bound to VFIO. Implements [`card::Card`] with mapped BARs, an IOMMU container or an
+//! iommufd, and eventfds.
 //!
 //! Modules:
 //! - [`VfioCard`]: this module
@@ -8,7 +8,7 @@
 //! - `pci`: configuration space
 //! - `dma`: memory mapped for the card
 //! - `bar`: BAR accesses
-//! - `lost`: reports that the host needs the card back
+//! - `lost`: host signals that the card must be returned or has failed
 //! - `kernel`: the interface to VFIO's calls, with `real` (through container and group), `node` (through the function's
 //!   own node) and `window`
 //!

@@ -1,7 +1,8 @@
 //! A function opened through its own node in `/dev/vfio/devices`, with an I/O address space in an iommufd.
 //!
-//! This interface is available since kernel 6.6, if configured. The function is bound to the iommufd, which gives this
-//! process exclusive use, and is attached to an address space. There is neither a container nor a group.
+//! This interface exists in Linux 6.6 and later, if it is enabled in the kernel's configuration. The function is bound
+//! to the iommufd, which gives this process exclusive use, and is attached to an address space. There is neither a
+//! container nor a group.
 //!
 //! Sources: the kernel's `Documentation/userspace-api/iommufd.rst`, `include/uapi/linux/iommufd.h`, `vfio.h`.
 
@@ -42,14 +43,14 @@ const ATTACH_BYTES: usize = offset_of!(vfio_device_attach_iommufd_pt, pt_id) + s
 /// A group number that no function has.
 const NO_GROUP: u32 = u32::MAX;
 
-/// The files of one function, which are dropped in this order. The kernel removes the mappings when the last file is
-/// closed.
+/// The files of one function, which are dropped in declaration order. The kernel removes the mappings when the last
+/// file is closed.
 pub(crate) struct NodeFiles {
     device: File,
     iommufd: File,
     /// The address space ID, once created.
     space: OnceLock<u32>,
-    /// The function's IOMMU group, which determines the other functions in the group.
+    /// The function's IOMMU group, which `dependents` reports for all functions if this process owns them.
     group: u32,
 }
 

@@ -28,10 +28,10 @@ use crate::reset::{self, Reset};
 /// Valid sizes of an aperture in bytes.
 const APERTURE: std::ops::RangeInclusive<u64> = 1 << 20..=1 << 36;
 
-/// Host folders.
+/// Locations of sysfs and of VFIO's device files.
 #[derive(Clone, Debug)]
 pub struct Place {
-    /// The kernel's view of devices.
+    /// Sysfs, the kernel's view of devices.
     pub sysfs: Sysfs,
     /// Folder of VFIO's device files.
     pub files: PathBuf,
@@ -73,7 +73,7 @@ impl VfioCard {
         Self::take(kernel, &function, group, reset)
     }
 
-    /// Opens a function that has an IOMMU, either in a container or through an iommufd.
+    /// Opens a function whose IOMMU has been set up, either in a container or through an iommufd.
     fn take(kernel: Arc<dyn Kernel>, function: &Function, group: u32, reset: Reset) -> Result<Self, OpenError> {
         let address = function.address;
         let fail = |call| move |source| OpenError::Call { address, call, source };

@@ -83,7 +83,7 @@ pub fn set_enabled(config: &Bar, master: bool) -> io::Result<()> {
     if kept { Ok(()) } else { Err(io::Error::other(format!("its command register reads {now:#06x}"))) }
 }
 
-/// Returns the offset of a capability.
+/// Returns the offset of a capability, or `None` if the function lacks it.
 fn capability(config: &Bar, id: u8) -> io::Result<Option<u64>> {
     if u16::from_le_bytes(config.try_read(header::STATUS)?) & LISTED == 0 {
         return Ok(None);

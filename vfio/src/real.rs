@@ -74,7 +74,7 @@ impl Packet {
         self
     }
 
-    /// Stores the address of this structure's byte at offset `of` at `at`. The kernel then writes to that address.
+    /// Stores at `at` the address of this structure's byte at offset `of`. The kernel then writes to that address.
     pub(crate) fn with_own_address(mut self, at: usize, of: usize) -> Self {
         let address = self.0.as_mut_ptr().wrapping_add(of).expose_provenance();
         self.set(at, &(address as u64).to_ne_bytes());
@@ -118,19 +118,19 @@ impl Packet {
     }
 }
 
-/// Makes a call. Its argument is a number.
+/// Makes a VFIO call with a number as its argument.
 pub(crate) fn call(file: &File, call: Call, argument: u64) -> io::Result<u32> {
     let request = u64::from(u32::from(VFIO_TYPE) << 8 | (VFIO_BASE + call as u32));
     // SAFETY: the calls made here take at most a number, and do not access this process's memory.
     checked(unsafe { libc::ioctl(file.as_raw_fd(), request as libc::Ioctl, argument) })
 }
 
-/// Makes a VFIO call. Its argument is a structure that starts with its own length.
+/// Makes a VFIO call with a structure that starts with its own length.
 pub(crate) fn exchange(file: &File, call: Call, packet: &mut Packet) -> io::Result<u32> {
     exchange_numbered(file, u32::from(VFIO_TYPE) << 8 | (VFIO_BASE + call as u32), packet)
 }
 
-/// Issues an ioctl. Its argument is a structure that starts with its own length.
+/// Issues an ioctl with a structure that starts with its own length.
 pub(crate) fn exchange_numbered(file: &File, request: u32, packet: &mut Packet) -> io::Result<u32> {
     let (len, request) = (packet.0.len() as u32, u64::from(request));
     packet.set(0, &len.to_ne_bytes());
@@ -147,8 +147,8 @@ pub(crate) fn open(path: &Path) -> Result<File, FileOpenError> {
     opened.map_err(|source| FileOpenError { path: path.to_owned(), source })
 }
 
-/// The files of one function, which are dropped in this order. The kernel removes the mappings when the last file is
-/// closed.
+/// The files of one function, which are dropped in declaration order. The kernel removes the mappings when the last
+/// file is closed.
 pub(crate) struct Files {
     device: OnceLock<File>,
     group: File,
@@ -310,7 +310,7 @@ pub(crate) fn region(device: &File, index: u32) -> io::Result<Region> {
     })
 }
 
-/// Changes a kind of interrupt of the function.
+/// Changes the configuration of one kind of the function's interrupts.
 pub(crate) fn set_irq(device: &File, index: u32, set: Irq<'_>) -> io::Result<()> {
     let head = offset_of!(vfio_irq_set, data);
     let (flags, count, len) = match set {
@@ -329,7 +329,7 @@ pub(crate) fn set_irq(device: &File, index: u32, set: Irq<'_>) -> io::Result<()>
 }
 
 /// Lists the functions affected by a reset of this function's bus. Returns flags and, for each function, its address
-/// and the kernel's number for it, which is that of a group or an iommufd device.
+/// and a number, which identifies its group or its iommufd device.
 pub(crate) fn reset_together(device: &File) -> io::Result<(u32, Vec<(u32, Address)>)> {
     let mut info = Packet::new(MAX_ANSWER_BYTES);
     exchange(device, Call::InfoOrHotResetInfo, &mut info)?;

@@ -25,11 +25,11 @@ pub enum Reset {
 /// The selected reset method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
-    /// Through `VFIO_DEVICE_RESET`.
+    /// A reset of the function through `VFIO_DEVICE_RESET`.
     Function,
-    /// Through `VFIO_DEVICE_PCI_HOT_RESET`.
+    /// A reset of the bus through `VFIO_DEVICE_PCI_HOT_RESET`.
     Bus,
-    /// Through the card's registers.
+    /// A reset of the units through the card's registers.
     Units,
 }
 

@@ -1,5 +1,5 @@
 //! A small vfio-user client for host processes that drive a device without a VMM, for tests and benchmarks, and for
-//! hostile guests.
+//! simulated hostile guests.
 //!
 //! The client is synchronous and does not trust its server: it checks the length of each reply. [`Client::request`] and
 //! the methods built on it follow the protocol. [`Client::send_raw`] and [`Client::receive_message`] do not enforce it.
@@ -74,7 +74,7 @@ type Result<T> = std::result::Result<T, ClientError>;
 pub struct Message {
     /// Message header.
     pub header: Header,
-    /// Message body, without the header.
+    /// Message body, excluding the header.
     pub body: Vec<u8>,
     /// Descriptors attached to the message.
     pub fds: Vec<OwnedFd>,
@@ -82,9 +82,9 @@ pub struct Message {
 
 /// Client memory that [`Client::serve_dma`] accesses.
 pub trait DmaTarget {
-    /// Reads data. An error is the `errno` value of the reply.
+    /// Reads `data.len()` bytes at `gpa`. An error is the `errno` value of the reply.
     fn read(&mut self, gpa: u64, data: &mut [u8]) -> std::result::Result<(), u32>;
-    /// Writes data. An error is the `errno` value of the reply.
+    /// Writes `data` at `gpa`. An error is the `errno` value of the reply.
     fn write(&mut self, gpa: u64, data: &[u8]) -> std::result::Result<(), u32>;
 }
 
@@ -179,7 +179,8 @@ impl Client {
         Ok(id)
     }
 
-    /// Sends a request and waits for its reply. Queues server requests that arrive earlier for [`Self::serve_dma`].
+    /// Sends a request and waits for its reply. Queues server requests that arrive before the reply, for
+    /// [`Self::serve_dma`].
     pub fn request(&mut self, command: Command, body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<Message> {
         let id = self.send(command, 0, body, fds)?;
         self.reply(id)
@@ -372,7 +373,7 @@ impl Client {
         self.request(Command::DEVICE_RESET, &[], &[]).map(drop)
     }
 
-    /// Queries the number of regions and interrupt types.
+    /// Queries the numbers of regions and of interrupt types.
     pub fn device_info(&mut self) -> Result<DeviceInfo> {
         let body = DeviceInfo { argsz: 16, ..Default::default() };
         let reply = self.request(Command::DEVICE_GET_INFO, body.as_bytes(), &[])?;
@@ -448,7 +449,7 @@ pub struct Region {
 /// The mapped areas of a region. They remain mapped after the client disconnects.
 #[derive(Debug)]
 pub struct MappedRegion {
-    /// Areas, each at its offset in the region.
+    /// The mapped areas, each at its offset in the region.
     memory: Arc<MemoryTable>,
 }
 
@@ -489,8 +490,7 @@ fn sparse_areas(info: &RegionInfoBody, caps: &[u8]) -> Result<Vec<SparseArea>> {
     }
 }
 
-/// Creates a memfd of `size` bytes for guest memory, as a VMM does. Seals the memfd against shrinking if `sealed` is
-/// set.
+/// Creates a memfd of `size` bytes for guest memory, as a VMM does. Seals the memfd's size if `sealed` is set.
 pub fn memory_file(size: u64, sealed: bool) -> io::Result<OwnedFd> {
     let fd = rustix::fs::memfd_create("guest-memory", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&fd, size)?;

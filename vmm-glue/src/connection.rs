@@ -83,7 +83,7 @@ pub struct Connection {
     journal: Option<Journal>,
     /// The device's own journal, to which the connection's journal refers.
     device_journal: Option<Arc<OwnedFd>>,
-    /// Set if a killed process served the client's previous device.
+    /// Set until the connection is resumed, if a killed process served the client's previous device.
     revival: Option<Revival>,
 }
 
@@ -101,7 +101,7 @@ impl Connection {
         }
     }
 
-    /// Creates the connection's journal if it has none.
+    /// Creates the connection's journal if it has none, and if the keeper and the device support journals.
     pub(crate) fn keep_journal(&mut self, keeper: &Arc<dyn Keeper>, device: &mut dyn Device) {
         if self.journal.is_some() || !keeper.keeps_more() {
             return;
@@ -318,7 +318,7 @@ impl Connection {
 #[derive(Debug)]
 pub(crate) struct Message<'a> {
     pub header: Header,
-    /// Message body without the header. Empty if `oversized`.
+    /// Message body, excluding the header. Empty if `oversized`.
     pub body: &'a [u8],
     pub fds: Vec<OwnedFd>,
     /// Set if some descriptors were lost.

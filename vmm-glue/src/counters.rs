@@ -42,56 +42,56 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Clients that negotiated successfully.
+    /// Number of clients that negotiated successfully.
     clients,
-    /// Connections rejected because another client was connected.
+    /// Number of connections rejected because another client was connected.
     clients_refused,
-    /// Connections closed because they sent no data, or no valid message.
+    /// Number of connections closed because they sent no data, or no valid message.
     connections_closed,
-    /// Connections closed by the server because of a client error.
+    /// Number of connections closed by the server because of a client error.
     clients_dropped,
-    /// Messages that needed no reply (posted writes, including batched writes).
+    /// Number of messages that needed no reply (posted writes, including batched writes).
     posted,
-    /// Region writes inside batches.
+    /// Number of region writes inside batches.
     batched_writes,
-    /// Region reads, including each read in a batch and each part of an access that the client has split.
+    /// Number of region reads, including each part of an access that the client has split.
     region_reads,
-    /// Region writes, including those in batches.
+    /// Number of region writes, including those in batches.
     region_writes,
-    /// Bytes received.
+    /// Number of bytes received.
     bytes_in,
-    /// Bytes sent.
+    /// Number of bytes sent.
     bytes_out,
     /// Number of `recvmsg` calls that returned data.
     receives,
     /// Number of `sendmsg` calls that sent data.
     sends,
-    /// Messages that arrived while the server was polling.
+    /// Number of `recvmsg` calls that returned while the server was polling.
     spin_hits,
-    /// Accesses denied by the device.
+    /// Number of accesses that the device denied or could not perform.
     denied,
-    /// Requests that failed with an error reply.
+    /// Number of requests that failed with an error reply, and of replies that match no request.
     errors,
-    /// Posted requests that failed without a reply.
+    /// Number of posted requests that failed, without a reply.
     posted_errors,
-    /// File descriptors closed because their message must not carry any.
+    /// Number of file descriptors closed because their message must not carry any.
     stray_fds,
-    /// Gauge: mapped memory regions.
+    /// Gauge: number of client memory regions, with or without a file.
     dma_regions,
     /// Gauge: mapped memory in bytes.
     dma_bytes,
-    /// `DMA_READ` and `DMA_WRITE` messages sent to the client.
+    /// Number of `DMA_READ` and `DMA_WRITE` messages sent to the client.
     dma_requests,
-    /// `DMA_READ` and `DMA_WRITE` messages that the client answered with an error.
+    /// Number of `DMA_READ` and `DMA_WRITE` messages that the client answered with an error.
     dma_request_errors,
-    /// Memory regions found to be private to the client.
+    /// Number of memory files found to be private to the client.
     not_shared,
-    /// Memory regions withdrawn while mapped.
+    /// Number of connections closed because the client withdrew mapped memory.
     withdrawn,
-    /// Checks for private memory.
+    /// Number of checks for private memory.
     share_checks,
-    /// Daemons killed while serving the current or last client. After each kill, the next daemon reset the device and
-    /// continued the connection.
+    /// Number of daemons killed while serving the current or last client. After each kill, the next daemon continued
+    /// the connection, and reset the device unless the device had a journal.
     daemon_deaths_survived,
 }
 

@@ -151,7 +151,7 @@ pub trait Device: Send {
     /// A client may keep its mappings forever, so a mappable region needs a new file for each client.
     fn regions(&self) -> [RegionInfo; NUM_REGIONS];
 
-    /// Called when a client has negotiated. Accesses may follow.
+    /// Called when a client has completed negotiation. Accesses may follow.
     fn connected(&mut self) {}
 
     /// Reads `data.len()` bytes at `offset` of `region`.

@@ -222,8 +222,7 @@ impl DmaClient {
         shared.server_thread = Some(std::thread::current().id());
     }
 
-    /// Returns the IDs of messages to which the client may still reply, and for which threads of this process are
-    /// waiting.
+    /// Returns the IDs of all messages to which the client may still reply.
     pub(crate) fn unanswered(&self) -> Vec<u16> {
         let shared = self.shared.lock();
         let mut numbers: Vec<u16> = shared.in_flight.keys().chain(&shared.forgotten).copied().collect();
@@ -241,7 +240,7 @@ impl DmaClient {
         self.shared.lock().next_id = u16::try_from(next_id & 0xffff).unwrap_or(0);
     }
 
-    /// Sets the messages to which the client may still reply although no thread waits for the replies.
+    /// Sets the IDs of the messages to which the client may still reply although no thread waits for the replies.
     pub(crate) fn forget(&self, numbers: Vec<u16>) {
         self.shared.lock().forgotten = numbers.into_iter().collect();
     }
@@ -259,7 +258,7 @@ impl DmaClient {
         }
     }
 
-    /// Appends messages to `out` until it has `limit` bytes.
+    /// Appends messages to `out` until it has `limit` bytes or [`MAX_IN_FLIGHT`] messages are unanswered.
     pub(crate) fn send(&self, out: &mut Vec<u8>, limit: usize) {
         let mut shared = self.shared.lock();
         while shared.in_flight.len() < MAX_IN_FLIGHT && out.len() < limit {
@@ -292,7 +291,7 @@ impl DmaClient {
         }
     }
 
-    /// Handles a client's reply. Returns false if it does not match any request.
+    /// Completes the chunk to which a client's reply belongs. Returns false if the reply does not match any request.
     pub(crate) fn reply(&self, header: &Header, body: &[u8]) -> bool {
         let mut shared = self.shared.lock();
         let Some(piece) = shared.in_flight.remove(&header.id) else { return shared.forgotten.remove(&header.id) };

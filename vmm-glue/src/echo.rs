@@ -20,7 +20,8 @@ impl EchoDevice {
     /// `vendor`, `device` and the size of BAR0.
     pub fn new(bar0_size: usize, vendor: u16, device: u16) -> Self {
         let mut config = vec![0; CONFIG_SIZE];
-        // Write the vendor and the device, then class 0xff0000 (unassigned) to the upper three bytes of the dword at 8.
+        // Write the vendor and device IDs, and then class 0xff0000 (unassigned) to the upper three bytes of the dword
+        // at 8.
         for (place, value) in [(0, vendor), (2, device), (10, 0xff00)] {
             for (field, byte) in config.iter_mut().skip(place).zip(value.to_le_bytes()) {
                 *field = byte;

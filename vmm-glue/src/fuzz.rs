@@ -142,7 +142,7 @@ struct Checked {
     deferred: bool,
     /// Migration state, as set by the calls.
     state: State,
-    /// Number of remaining state bytes to read, or number of written bytes.
+    /// Number of state bytes that remain to be read, or that were written.
     bytes: usize,
     logs: bool,
 }
@@ -217,7 +217,7 @@ impl Migration for Checked {
 }
 
 impl Checked {
-    /// Returns `None` if no file descriptor is available.
+    /// Creates the device, or returns `None` if no file descriptor is available.
     fn new() -> Option<Self> {
         let bar1 = region(RegionIndex::Bar1);
         let file = Arc::new(region_memory("fuzz", bar1.size()).ok()?);

@@ -1,9 +1,9 @@
 //! Interrupts of one device: the client's event descriptors and the pending interrupts.
 //!
-//! INTx is an auto-masked level: raising the level signals once and masks INTx. If the level is still high when the
-//! client unmasks INTx, INTx is signalled again. MSI and MSI-X are edge-triggered. An edge without a descriptor stays
-//! pending until the client attaches one, so that no edge is lost while a client switches from INTx to MSI. The edge is
-//! dropped when the client disables the interrupt type.
+//! INTx is level-triggered and auto-masked: raising the level signals once and masks INTx. If the level is still high
+//! when the client unmasks INTx, INTx is signalled again. MSI and MSI-X are edge-triggered. An edge without a
+//! descriptor stays pending until the client attaches one, so that no edge is lost while a client switches from INTx to
+//! MSI. The edge is dropped when the client disables the interrupt type.
 //!
 //! This module never waits for a client: `event` signals the client's descriptors.
 

@@ -7,9 +7,9 @@
 //! changes (negotiation, memory, interrupts, PCI configuration) is committed as a whole: it is written next to the
 //! previous commit, with a checksum, before the server replies to the client.
 //!
-//! The next process validates the journal like any saved state (`saved`), and handles messages without a reply again.
-//! Its device is new, in the reset state. Decision 075 (`docs/decisions`) describes the effects that a client can
-//! observe.
+//! The next process validates the journal like any saved state (`saved`), and handles again the messages to which no
+//! reply was sent. Its device is new, and in the reset state unless it resumes from its own journal. Decision 075
+//! (`docs/decisions`) describes the effects that a client can observe.
 
 mod file;
 mod saved;
@@ -59,7 +59,7 @@ pub(crate) struct Journal {
     changed: bool,
     /// Set if the keeper has stored the file.
     kept: bool,
-    /// Set if the journal has ended because the keeper cannot store all of the client's descriptors.
+    /// Set if the journal has ended because a commit failed.
     void: bool,
 }
 
@@ -138,7 +138,8 @@ impl Journal {
         Ok(())
     }
 
-    /// Ends the journal. The keeper still holds the connection. The next process closes it, so that the client notices.
+    /// Ends the journal. The keeper still holds the connection, which the next process closes, so that the client
+    /// notices.
     fn give_up(&mut self) {
         self.void = true;
         self.keeper.give_up(Kept::Journal);

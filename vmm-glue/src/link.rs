@@ -144,7 +144,7 @@ impl Link {
         *self.0.client.lock()
     }
 
-    /// Requests the server to check whether the client's memory is really shared. A device calls this when the guest
+    /// Requests that the server check whether the client's memory is really shared. A device calls this when the guest
     /// enables bus mastering. If the memory is private, the server calls [`crate::Device::memory_not_shared`].
     pub fn check_shared(&self) {
         self.0.check_shared.store(true, Ordering::Release);

@@ -14,7 +14,7 @@ use crate::protocol::{STATE_ERROR, STATE_RESUMING, STATE_RUNNING, STATE_STOP, ST
 /// Migration state of a device, as reported to its client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum State {
-    /// The device has failed. Only a reset leaves this state.
+    /// The device has failed. Only a reset ends this state.
     Error,
     /// The device changes neither its own state nor client memory.
     Stop,

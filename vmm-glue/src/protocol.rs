@@ -35,13 +35,13 @@ macro_rules! commands {
 }
 
 commands! {
-    /// Negotiates the version and capabilities. A client's first message.
+    /// Negotiates the version and capabilities, in a client's first message.
     VERSION = 1;
     /// Maps client memory for the device.
     DMA_MAP = 2;
     /// Unmaps client memory from the device.
     DMA_UNMAP = 3;
-    /// Queries the number of regions and interrupt types.
+    /// Queries the numbers of regions and of interrupt types.
     DEVICE_GET_INFO = 4;
     /// Queries the size and access rights of a region.
     DEVICE_GET_REGION_INFO = 5;
@@ -63,7 +63,7 @@ commands! {
     DEVICE_RESET = 13;
     /// Dirty page request of older editions. Not supported.
     DIRTY_PAGES = 14;
-    /// Makes several small region writes in one message.
+    /// Performs several small region writes in one message.
     REGION_WRITE_MULTI = 15;
     /// Queries or sets a device feature. All features concern migration.
     DEVICE_FEATURE = 16;
@@ -147,9 +147,9 @@ impl Header {
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Version {
-    /// Major version.
+    /// Protocol major version.
     pub major: u16,
-    /// Minor version.
+    /// Protocol minor version.
     pub minor: u16,
 }
 
@@ -211,14 +211,14 @@ pub struct DeviceInfo {
 
 /// `flags` of [`DeviceInfo`]: the device can be reset.
 pub const DEVICE_RESETTABLE: u32 = 1;
-/// `flags` of [`DeviceInfo`]: a PCI device.
+/// `flags` of [`DeviceInfo`]: the device is a PCI device.
 pub const DEVICE_PCI: u32 = 2;
 
 /// Body of `DEVICE_GET_REGION_INFO`, and start of its reply.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct RegionInfoBody {
-    /// Request: maximum size of the reply body that the client accepts. Reply: size of the full body.
+    /// Request: maximum size of the reply body that the client accepts, in bytes. Reply: size of the full body.
     pub argsz: u32,
     /// `REGION_*` bits.
     pub flags: u32,
@@ -304,7 +304,7 @@ pub struct IrqSet {
     pub flags: u32,
     /// Interrupt type.
     pub index: u32,
-    /// First interrupt.
+    /// Number of the first interrupt.
     pub start: u32,
     /// Number of interrupts.
     pub count: u32,
@@ -422,7 +422,7 @@ pub const STATE_RESUMING: u32 = 4;
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct LoggingStart {
-    /// Request: requested page size in bytes. Reply: the actual page size.
+    /// Request: requested page size in bytes. Reply: actual page size in bytes.
     pub page_size: u64,
     /// Number of ranges, or 0 for all memory.
     pub num_ranges: u32,

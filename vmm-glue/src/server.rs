@@ -121,8 +121,8 @@ impl Server {
         self.serve(link, device, stop, None).map(drop)
     }
 
-    /// Calls [`Self::run`], but first resumes the `parked` clients, if any. `device` must be in the state of these
-    /// clients' device.
+    /// Serves clients like [`Self::run`], but first resumes the `parked` clients, if any. `device` must be in the state
+    /// of these clients' device.
     ///
     /// After [`StopHandle::park`], stops serving the clients and returns them. None of their requests is then partially
     /// executed.
@@ -205,7 +205,7 @@ impl Drop for Accepted<'_> {
 struct Active<'a> {
     accepted: Accepted<'a>,
     connection: Connection,
-    /// Set if a process was killed between receiving and handling messages.
+    /// Set if the connection may contain messages that an earlier process received but did not handle.
     unhandled: bool,
 }
 
@@ -254,7 +254,7 @@ impl Clients<'_> {
         parked
     }
 
-    /// Handles the client's messages until no more messages arrive for some time.
+    /// Handles the client's messages, for up to [`MAX_ROUNDS`] rounds, until no more messages arrive for some time.
     fn serve(&mut self, spin: &mut Spin) {
         for _ in 0..MAX_ROUNDS {
             if self.link.take_disconnect() && self.active.is_some() {
@@ -326,7 +326,7 @@ impl Clients<'_> {
         }
     }
 
-    /// Makes the first connection that sends data the client, or rejects it if a client is being served.
+    /// Accepts the first connection that sends data as the client, or rejects it if a client is being served.
     fn listen_to_waiting(&mut self) {
         for mut accepted in std::mem::take(&mut self.waiting) {
             let mut bytes = [0u8; HEADER_SIZE];
@@ -397,7 +397,7 @@ fn input(fd: BorrowedFd<'_>) -> PollFd<'_> {
 
 /// Result of handling the client's messages.
 enum Served {
-    /// There is no more work at the moment.
+    /// No work is pending.
     Idle,
     /// Some work was done.
     Busy,

@@ -91,7 +91,7 @@ impl BoundPath {
 
     /// Leaves the path in place, because another process serves the socket.
     pub fn leave(mut self) {
-        // This number does not match any file.
+        // No file has inode number 0.
         self.inode = 0;
     }
 }
@@ -191,7 +191,7 @@ fn make_free(path: &Path) -> Result<(), BindError> {
     }
 }
 
-/// Returns the peer process.
+/// Returns the process at the other end of a connection.
 pub(crate) fn peer(stream: &UnixStream) -> ClientInfo {
     match rustix::net::sockopt::socket_peercred(stream) {
         Ok(credentials) => ClientInfo {

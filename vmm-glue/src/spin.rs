@@ -21,7 +21,7 @@ pub struct Spin {
     streak: u32,
     /// Number of consecutive short sleeps after which polling resumes.
     needed: u32,
-    /// Start of the current sleep, or `None` if polling was skipped for this message only.
+    /// Start of the sleep before the next message, or `None` if the thread has not stopped polling for it.
     slept: Option<Instant>,
 }
 

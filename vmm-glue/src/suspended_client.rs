@@ -31,7 +31,7 @@ pub struct SuspendedClient {
     pub(crate) waiting: Vec<UnixStream>,
 }
 
-/// Saved form of a server's clients, without their descriptors.
+/// Saved form of a server's clients, excluding their descriptors.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedClients {
     active: Option<SavedClient>,

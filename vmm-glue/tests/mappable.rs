@@ -27,7 +27,7 @@ fn host_with(areas: &[(u64, u64)]) -> (Host, Arc<OwnedFd>) {
     (Host::start_with(ServerOptions::default(), |device| device.bar1 = bar1), file)
 }
 
-/// Creates a server whose region is mappable at 0x1000 and 0x4000.
+/// Creates a server whose BAR1 is mappable at 0x1000 and 0x4000.
 fn host() -> (Host, Arc<OwnedFd>) {
     host_with(&[(0x1000, 0x2000), (0x4000, 0x1000)])
 }

@@ -199,7 +199,7 @@ fn server_not_taken_over_continues_and_reports_no_end() {
     for _ in 0..5 {
         let (server, link, device, parked) = served.rest();
         let (saved, descriptors) = written(&parked, &link);
-        // The other server has restored all state, and has been dropped.
+        // Restore all state for another server, and drop the result. Then resume the client here.
         let other = Link::new(IRQS).unwrap();
         drop(SuspendedClient::restored(read(&saved), descriptors, &other, &ServerOptions::default()).unwrap());
         served = Served::with(server, link, device.bar0, Some(parked));
@@ -228,7 +228,7 @@ fn missing_or_wrong_descriptors_are_rejected() {
         let said = refused(all()[..missing].iter().map(another).collect(), IRQS);
         assert!(said.contains("is missing"), "{said}");
     }
-    // Swap each descriptor with another.
+    // Swap the first descriptor with each of the others.
     for place in 1..descriptors.len() {
         let mut changed = all();
         changed.swap(0, place);

@@ -9,8 +9,8 @@ use vram::{Balancer, CHUNK_BYTES_MIN, ChunkTable, Contents, GuestVramAddr, Limit
 const VMS: u32 = 64;
 const CHUNKS: u32 = 4096;
 
-/// Creates VMs that use all of their memory. If `fair` is true, they share the card. Otherwise, the first VMs occupy
-/// the whole card.
+/// Creates a chunk table in which each VM uses all but 8 of its chunks. If `fair` is true, the VMs have equal parts of
+/// the card. Otherwise, the first VMs occupy the whole card.
 fn table(fair: bool) -> ChunkTable {
     let card = VMS * CHUNKS / 4;
     let bytes = |chunks: u32| u64::from(chunks) * CHUNK_BYTES_MIN;

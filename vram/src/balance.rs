@@ -1,24 +1,23 @@
-//! Balancer. If the card is full, selects the VM from which to evict a chunk, the chunk to evict, and the VM to which
-//! to return chunks.
+//! The balancer selects the chunks to evict from a full card, and the chunks to return to it.
 //!
 //! # Entitlement
-//! The card's chunks for VMs are divided by weighted max-min fairness. Each VM is entitled to at least its guarantee,
-//! and at most the lower of its quota and its use (on the card and elsewhere). Within these bounds, all VMs get chunks
-//! in proportion to their weights until no chunk is left. VMs without a recent submission ([`Config::idle_after_ns`])
-//! share the chunks that remain. Entitlements do not depend on the locations of chunks, so moves do not change them.
+//! The card's chunks are divided among VMs by weighted max-min fairness. Each VM is entitled to at least its guarantee,
+//! and at most the lower of its quota and its use (on the card and elsewhere). Within these bounds, chunks are divided
+//! in proportion to the VMs' weights: first among active VMs, and the rest among VMs that have been inactive for
+//! [`Config::idle_after_ns`]. Entitlements do not depend on the locations of chunks, so moves do not change them.
 //!
 //! # Evictions
 //! A request that does not fit on the card evicts a chunk of the VM that exceeds its entitlement the most. For this
 //! comparison, the requested chunks count as used by the requester. GPUswap (section 4.3) uses the same rule. If the
 //! requester itself exceeds its entitlement the most, its new chunk is placed in host memory. Chunks that exceed a
-//! quota are evicted first. Chunks for the mediator and for new guarantees are also requests.
+//! quota are evicted first. The mediator can also request chunks, for itself or for a new guarantee.
 //!
 //! # Returns
-//! Every [`Config::return_interval_ns`], the balancer gives spare chunks to VMs with chunks in host memory, starting
-//! with the VM that lacks the largest part of its entitlement. If no chunk is spare, a VM above its entitlement
-//! exchanges a chunk with a VM below its entitlement, but only if one of them differs from its entitlement by at least
-//! one chunk. The result is that no VM is more than one chunk from its entitlement, and no exchange undoes an earlier
-//! one. [`Config::settle_ns`] prevents frequent moves of the same chunk when demand changes.
+//! Every [`Config::return_interval_ns`], the balancer assigns spare card chunks to VMs with chunks in host memory,
+//! starting with the VM that lacks the largest part of its entitlement. If no chunk is spare, a VM above its
+//! entitlement exchanges a chunk with a VM below its entitlement. At least one of the two must differ from its
+//! entitlement by a chunk or more. As a result, every VM stays within one chunk of its entitlement, and no exchange
+//! undoes an earlier one. [`Config::settle_ns`] prevents frequent moves of the same chunk when demand changes.
 
 mod active;
 mod config;
@@ -43,7 +42,7 @@ use std::ops::RangeInclusive;
 pub struct Request {
     /// Origin of the request.
     pub by: By,
-    /// Number of chunks.
+    /// Number of requested chunks.
     pub chunks: u32,
 }
 
@@ -52,10 +51,10 @@ pub struct Request {
 pub enum By {
     /// A VM that uses guest chunks for the first time.
     Vm(TenantId),
-    /// The mediator, which needs chunks for its own structures beyond its share.
+    /// The mediator, which needs more chunks than its share for its own structures.
     Mediator,
-    /// A guarantee that is currently impossible ([`Error::Promise`]). The requested number of additional chunks must
-    /// become spare.
+    /// A guarantee that cannot be met yet ([`Error::Promise`]). The requested number of additional chunks must become
+    /// spare.
     Guarantee,
 }
 
@@ -68,7 +67,7 @@ pub struct Entitlement {
     pub ceil: u32,
 }
 
-/// Reason for not pinning a chunk.
+/// Reason why chunks cannot be pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PinError {
     /// The range does not belong to the VM.
@@ -80,11 +79,11 @@ pub enum PinError {
          other chunks"
     )]
     Guarantee {
-        /// VM with the chunk that cannot be pinned.
+        /// VM to which the chunks belong.
         vm: TenantId,
-        /// Number of chunks that would be pinned.
+        /// Number of chunks of the VM that would be pinned.
         pinned: u32,
-        /// Guarantee of the VM.
+        /// Guarantee of the VM, in chunks.
         guarantee: u32,
     },
 }
@@ -134,7 +133,7 @@ impl Balancer {
         &self.config
     }
 
-    /// Changes the settings. Keeps the information about VMs and chunks.
+    /// Changes the settings, but keeps the information about VMs and chunks.
     pub fn set_config(&mut self, config: Config) {
         if (config.policy, config.seed) != (self.config.policy, self.config.seed) {
             self.policy = config.policy.build(config.seed);
@@ -153,14 +152,14 @@ impl Balancer {
         self.active.insert(vm, now_ns);
     }
 
-    /// Returns the time of a VM's last submission, in ns.
+    /// Returns the time of a VM's last submission or memory request, in ns.
     #[must_use]
     pub fn last_active(&self, vm: TenantId) -> Option<u64> {
         self.active.get(&vm).copied()
     }
 
-    /// Sets the current quantum from [`Quanta`](crate::Quanta). Memory of all members of `turn` except for the holder
-    /// is evicted as soon as possible, as if they were idle. `None` ends the quantum.
+    /// Sets the current quantum from [`Quanta`](crate::Quanta). All members of `turn` except for the holder are treated
+    /// as idle, so their chunks can be evicted immediately. `None` ends the quantum.
     pub fn set_turn(&mut self, turn: Option<Turn>) {
         if turn != self.turn {
             self.moved.clear();
@@ -169,7 +168,7 @@ impl Balancer {
         self.turn = turn;
     }
 
-    /// Makes the next plan without a request due immediately.
+    /// Makes the next returns due immediately.
     pub fn hurry(&mut self) {
         self.due_ns = 0;
     }
@@ -244,7 +243,7 @@ impl Balancer {
     /// highest addresses are unpinned.
     ///
     /// # Errors
-    /// Returns a [`PinError`]. Nothing is then changed.
+    /// Returns a [`PinError`], and changes nothing.
     pub fn pin(
         &mut self,
         table: &ChunkTable,
@@ -291,7 +290,7 @@ impl Balancer {
         self.moved.retain(|&(of, _), _| of != vm);
     }
 
-    /// Removes information about removed VMs and settled moves.
+    /// Removes information about removed VMs and settled moves, and pins that exceed a guarantee.
     fn forget(&mut self, table: &ChunkTable, now_ns: u64) {
         self.known.retain(|&vm, known| {
             table.limits(vm).is_some_and(|limits| {
@@ -323,13 +322,13 @@ impl Balancer {
         waits || self.has_rested(vm, now_ns)
     }
 
-    /// Returns true if a VM has not submitted work recently.
+    /// Returns true if a VM has been inactive for at least [`Config::idle_after_ns`].
     fn has_rested(&self, vm: TenantId, now_ns: u64) -> bool {
         self.active.get(&vm).is_none_or(|&last| now_ns.saturating_sub(last) >= self.config.idle_after_ns)
     }
 }
 
-/// Returns the guest chunks in a range of guest VRAM. A length of 0 is treated as 1.
+/// Returns the indices of the chunks in a range of guest VRAM. A length of 0 is treated as 1.
 fn indices(table: &ChunkTable, vm: TenantId, address: GuestVramAddr, len: u64) -> Result<RangeInclusive<u32>, Error> {
     let bytes = table.vm_bytes(vm).ok_or(Error::NoSuchVm(vm))?;
     let last = address.0.checked_add(len.max(1) - 1).filter(|&last| last < bytes);

@@ -1,4 +1,4 @@
-//! Chunk table. Each chunk of VRAM has one owner, one state, and one place.
+//! The chunk table: the state and owner of each chunk of the card, and the place of each guest chunk.
 
 mod account;
 mod error;
@@ -27,21 +27,21 @@ use state::Spot;
 use std::collections::{BTreeMap, BTreeSet};
 use stock::Stock;
 
-/// Minimum chunk size. A large GPU page never spans two chunks of at least this size.
+/// Minimum chunk size in bytes, which is the size of a large GPU page. No such page spans two chunks.
 pub const CHUNK_BYTES_MIN: u64 = 128 << 10;
-/// Maximum chunk size.
+/// Maximum chunk size in bytes.
 pub const CHUNK_BYTES_MAX: u64 = 64 << 20;
-/// Default chunk size.
+/// Default chunk size in bytes.
 pub const CHUNK_BYTES_DEFAULT: u64 = 2 << 20;
 /// Maximum VRAM size that a VM may advertise to its guest, in bytes. The size of the VM's map is proportional to it.
 pub const ADVERTISED_BYTES_MAX: u64 = 1 << 40;
 
-/// Location of a placed guest chunk.
+/// Result of [`ChunkTable::place`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placed {
     /// Location of the given guest address.
     pub place: Place,
-    /// True if this call placed the chunk. The chunk then contains zeros, and no user refers to it yet.
+    /// True if this call placed the chunk. The chunk then contains zeros, and is not referenced yet.
     pub new: bool,
 }
 
@@ -73,7 +73,7 @@ pub struct Placed {
 /// of both memories, so neither committing nor aborting a move exceeds a limit.
 ///
 /// # The reserve
-/// A chunk in the reserve stays on the card, but is counted in host memory. Another VM can thus get a card chunk
+/// A chunk in the reserve stays on the card, but is counted as host memory. Another VM can thus get a card chunk
 /// immediately, without waiting for a copy. The chunk is copied to host memory later, which refills the reserve
 /// ([`Self::start`]).
 #[derive(Debug)]
@@ -83,7 +83,7 @@ pub struct ChunkTable {
     host: Stock,
     /// Number of chunks that the mediator owns.
     mediator: u32,
-    /// Number of chunks set aside for the mediator, including those that it already has.
+    /// Number of chunks set aside for the mediator, including those that it already owns.
     set_aside: u32,
     /// Number of chunks set aside for evictions, including those in use.
     reserve: u32,
@@ -105,7 +105,7 @@ pub struct ChunkTable {
     /// Moves in flight by guest chunk.
     moving: BTreeMap<(TenantId, u32), MoveId>,
     next_move: u64,
-    /// Number of committed moves to the card and to host memory.
+    /// Numbers of committed moves to the card, and to host memory.
     moved: [u64; 2],
 }
 
@@ -183,7 +183,7 @@ impl ChunkTable {
     /// may exceed the card's size, but the guarantee in `limits` may not.
     ///
     /// # Errors
-    /// Returns [`Error::Promise`] if the guarantee is impossible. Chunks that are not zeroed yet count as available.
+    /// Returns [`Error::Promise`] if the guarantee cannot be met. Chunks that are not zeroed yet count as available.
     /// Returns [`Error::Guarantee`], [`Error::Weight`], [`Error::Exists`], [`Error::Empty`] or [`Error::Advertised`] if
     /// an argument is invalid.
     pub fn create_vm(&mut self, vm: TenantId, bytes: u64, limits: Limits) -> Result<(), Error> {
@@ -204,11 +204,11 @@ impl ChunkTable {
         self.vms.get(&vm).map(VmMap::limits)
     }
 
-    /// Changes a VM's limits. The VM loses no chunks. If it exceeds a quota or cap, it only gets no further chunks.
+    /// Changes a VM's limits. The VM keeps its chunks. While it exceeds a quota or cap, it gets no further chunks.
     ///
     /// # Errors
-    /// Returns [`Error::Promise`] if a raised guarantee is currently impossible, or [`Error::Guarantee`],
-    /// [`Error::Weight`] or [`Error::NoSuchVm`]. In case of an error, nothing is changed.
+    /// Returns [`Error::Promise`] if a raised guarantee cannot be met now, or [`Error::Guarantee`], [`Error::Weight`]
+    /// or [`Error::NoSuchVm`]. On error, nothing is changed.
     pub fn set_limits(&mut self, vm: TenantId, limits: Limits) -> Result<(), Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         self.check_limits(vm, limits, map.advertised(), map.used(Tier::Card), map.owed())?;
@@ -216,13 +216,13 @@ impl ChunkTable {
         Ok(())
     }
 
-    /// Changes the size of a VM's VRAM and its limits. The VM loses no chunks or addresses. If it has more chunks than
-    /// the new size permits, it only gets no further chunks. [`Self::save`] does not save a reduced size, so VMs that
+    /// Changes the size of a VM's VRAM and its limits. The VM keeps its chunks and addresses. While it has more chunks
+    /// than the new size permits, it gets no further chunks. [`Self::save`] does not save a reduced size, so VMs that
     /// will be saved must not shrink.
     ///
     /// # Errors
-    /// Returns the errors of [`Self::set_limits`], [`Error::Empty`] or [`Error::Advertised`]. In case of an error,
-    /// nothing is changed.
+    /// Returns the errors of [`Self::set_limits`], [`Error::Empty`] or [`Error::Advertised`]. On error, nothing is
+    /// changed.
     pub fn resize_vm(&mut self, vm: TenantId, bytes: u64, limits: Limits) -> Result<(), Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         let count = self.count_of(bytes)?;
@@ -307,12 +307,12 @@ impl ChunkTable {
     }
 
     /// Returns a chunk or slot to fill with zeros: the card chunk that has waited longest, or a host slot if no card
-    /// chunk is waiting. The chunk or slot has no owner until [`Self::scrubbed`] is called.
+    /// chunk is waiting. The chunk or slot cannot be allocated until [`Self::scrubbed`] is called.
     pub fn take_scrub_work(&mut self) -> Option<ScrubWork> {
         self.take_scrub_work_in(Tier::Card).or_else(|| self.take_scrub_work_in(Tier::Host))
     }
 
-    /// Calls [`Self::take_scrub_work`] for only one memory. For callers that get [`Error::NeedsScrub`].
+    /// Like [`Self::take_scrub_work`], but only for the memory `tier`, such as the one in [`Error::NeedsScrub`].
     pub fn take_scrub_work_in(&mut self, tier: Tier) -> Option<ScrubWork> {
         let number = self.stock_mut(tier).take_scrub()?;
         Some(ScrubWork { place: self.place_of(Spot::new(tier, number)), bytes: self.chunk_bytes() })
@@ -328,20 +328,20 @@ impl ChunkTable {
         self.stock_mut(spot.tier()).scrubbed(spot.number());
     }
 
-    /// Permanently excludes the chunk or slot at `place` from use, because the card may still access it: immediately if
-    /// it has no owner, or otherwise when it loses its owner. It still counts as used.
+    /// Permanently excludes the chunk or slot at `place` from use, because the card may still access it. If it has an
+    /// owner, it is excluded once it has lost that owner. An excluded chunk or slot still counts as used.
     pub fn quarantine(&mut self, place: Place) {
         let spot = self.spot_at(place);
         self.stock_mut(spot.tier()).quarantine(spot.number());
     }
 
-    /// Returns the number of zeroed and of dirty card chunks without an owner.
+    /// Returns the numbers of zeroed and dirty card chunks without an owner.
     #[must_use]
     pub fn zeroed(&self) -> (u32, u32) {
         (self.card.free(), self.card.unscrubbed())
     }
 
-    /// Returns the accounts.
+    /// Returns the accounts of the card, of host memory, and of all VMs.
     #[must_use]
     pub fn summary(&self) -> Summary {
         let host = &self.host;
@@ -378,16 +378,17 @@ impl ChunkTable {
         self.vms.iter().map(|(&vm, map)| (vm, map.account()))
     }
 
-    /// Returns the number of card chunks that have no owner and are not promised.
+    /// Returns the number of card chunks that have no owner and are not promised, set aside, or claimed.
     #[must_use]
     pub fn spare(&self) -> u32 {
         self.uncommitted().saturating_sub(self.wanted())
     }
 
-    /// Returns [`Self::spare`] plus the number of chunks claimed by the mediator.
+    /// Returns the number of card chunks that have no owner and are not promised or set aside, including chunks that
+    /// the mediator claims.
     #[must_use]
     pub fn uncommitted(&self) -> u32 {
-        // Because of quarantine, there may be fewer chunks than are promised.
+        // Quarantine may leave fewer chunks than are promised.
         self.card.room().saturating_sub(self.promised + self.left_aside() + self.left_reserve())
     }
 
@@ -400,7 +401,7 @@ impl ChunkTable {
         count.ok_or(Error::Advertised(bytes))
     }
 
-    /// Returns the limit that prevents a VM from getting another chunk in a memory, or `None`.
+    /// Returns the limit that prevents a VM from getting another chunk in `tier`, or `None`.
     fn limit_of(&self, map: &VmMap, tier: Tier) -> Option<Limit> {
         let limits = map.limits();
         match tier {
@@ -416,8 +417,8 @@ impl ChunkTable {
         }
     }
 
-    /// Checks that `limits` are possible for a VM with `advertised` guest chunks, `used` card chunks, and `owed`
-    /// missing guaranteed chunks.
+    /// Checks that `limits` can be met for a VM with `advertised` guest chunks, `used` card chunks, and `owed` missing
+    /// guaranteed chunks.
     fn check_limits(&self, vm: TenantId, limits: Limits, advertised: u32, used: u32, owed: u32) -> Result<(), Error> {
         let Limits { quota, guarantee, swap_cap: _, weight, on_full: _ } = limits;
         if guarantee > quota {
@@ -446,7 +447,7 @@ impl ChunkTable {
         Some(result)
     }
 
-    /// Allocates a zeroed chunk or slot in a memory that has a free one.
+    /// Allocates a zeroed chunk or slot in `tier`, which must have a zeroed or dirty one.
     fn take(&mut self, tier: Tier, to: ChunkState) -> Result<Spot, Error> {
         let number = self.stock_mut(tier).take(to).ok_or(Error::NeedsScrub { tier, short: 1 })?;
         Ok(Spot::new(tier, number))

@@ -5,10 +5,11 @@
 //!   enforces VMs' limits ([`Limits`]), keeps their accounts ([`VmSummary`]), and tracks moves between the two
 //!   memories;
 //! - [`PagePool`]: allocates power-of-two multiples of 4 KiB in chunks that the mediator owns;
-//! - [`Balancer`]: plans moves of chunks based on fair shares, victims, and returns ([`balance`], [`victim`]);
+//! - [`Balancer`]: plans evictions and returns of chunks, based on fair shares and victim policies ([`balance`],
+//!   [`victim`]);
 //! - [`Quanta`]: decides when VMs with working sets that do not fit together take turns using the card's memory.
 //!
-//! None of these does I/O: they do not access memory, and callers pass the time. The caller zeroes chunks
+//! None of these performs I/O: they do not access memory, and callers pass the time. The caller zeroes chunks
 //! ([`ChunkTable::take_scrub_work`]) and reports the result. Until then, a chunk has no new owner. The caller also
 //! copies chunks between [`ChunkTable::start`] and [`ChunkTable::commit_move`].
 //!

@@ -45,7 +45,7 @@ struct Run {
 pub struct Block {
     /// Start address.
     pub address: VramAddr,
-    /// True if the whole block has not been used since its chunk was zeroed.
+    /// True if no part of the block has been used since its chunk was zeroed.
     pub zeroed: bool,
 }
 
@@ -59,10 +59,10 @@ pub struct PagePool {
     free: [BTreeSet<u64>; ORDER_MAX as usize + 1],
     /// Orders of allocated blocks, by address.
     used: BTreeMap<u64, u32>,
-    /// Runs of chunks in the pool, by start address. The size of a run is a power of two, and the run is aligned to its
-    /// size.
+    /// Runs of chunks in the pool, keyed by start address. The size of a run is a power of two, and the run is aligned
+    /// to its size.
     runs: BTreeMap<u64, Run>,
-    /// Address ranges that have not been used since their chunk was zeroed, as start and end.
+    /// End of each address range that has not been used since its chunk was zeroed, keyed by start.
     zeroed: BTreeMap<u64, u64>,
     held: u64,
     used_bytes: u64,
@@ -84,18 +84,18 @@ impl PagePool {
     }
 
     /// Allocates at least `bytes`, rounded up to a power of two and aligned to it. Takes chunks from `table` if the
-    /// pool has no free block of this size.
+    /// pool has no free block that is large enough.
     ///
     /// # Errors
-    /// Returns a [`PoolError`] if no memory is available.
+    /// Returns a [`PoolError`] if the size is invalid or no memory is available.
     pub fn alloc(&mut self, table: &mut ChunkTable, bytes: u64) -> Result<VramAddr, PoolError> {
         Ok(self.alloc_block(table, bytes)?.address)
     }
 
-    /// Calls [`Self::alloc`], but returns a [`Block`], which also indicates whether the block contains only zeros.
+    /// Like [`Self::alloc`], but returns a [`Block`], which also indicates whether the block contains only zeros.
     ///
     /// # Errors
-    /// Returns a [`PoolError`] if no memory is available.
+    /// Returns a [`PoolError`] if the size is invalid or no memory is available.
     pub fn alloc_block(&mut self, table: &mut ChunkTable, bytes: u64) -> Result<Block, PoolError> {
         let order = order_of(bytes).ok_or(PoolError::Size(bytes))?;
         if self.smallest(order).is_none() {
@@ -122,7 +122,7 @@ impl PagePool {
         self.insert_free(address.0, order);
     }
 
-    /// Returns all runs of chunks without an allocation to `table`. The result is the number of these chunks.
+    /// Releases all runs of chunks without allocations to `table`. Returns the number of released chunks.
     pub fn reclaim(&mut self, table: &mut ChunkTable) -> u32 {
         let mut given = 0;
         let Self { free, used, runs, zeroed, held, .. } = self;
@@ -143,14 +143,14 @@ impl PagePool {
         given
     }
 
-    /// Returns all chunks to `table`, including those with allocations, which leaves the pool empty.
+    /// Releases all chunks to `table`, including those with allocations, which leaves the pool empty.
     pub fn release_all(&mut self, table: &mut ChunkTable) {
         self.used.clear();
         self.used_bytes = 0;
         self.reclaim(table);
     }
 
-    /// Returns the current allocations, so that those of their users can be checked after a restore.
+    /// Returns the current allocations, so that their users' records can be checked after a restore.
     #[must_use]
     pub fn allocations(&self) -> Allocations {
         Allocations(self.used.clone())
@@ -226,7 +226,7 @@ impl PagePool {
     }
 }
 
-/// Allocations of a pool.
+/// Allocations of a pool, for checks of their users' records.
 #[derive(Clone, Debug)]
 pub struct Allocations(BTreeMap<u64, u32>);
 

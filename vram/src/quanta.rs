@@ -35,7 +35,7 @@ pub enum Mode {
     Auto,
     /// Never use quanta.
     Off,
-    /// Always use quanta if two or more VMs are active. For comparison.
+    /// Always use quanta if two or more VMs are active, for comparison.
     Forced,
 }
 
@@ -67,18 +67,18 @@ impl FromStr for Mode {
     }
 }
 
-/// Settings of time quanta.
+/// Settings of quanta.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuantaConfig {
-    /// Condition for quanta.
+    /// Condition for using quanta.
     pub mode: Mode,
     /// Length of the sliding window over which traffic is summed, in ns.
     pub window_ns: u64,
-    /// Minimum bus traffic that counts as thrashing, in permille of the window at the measured bandwidth.
+    /// Minimum bus traffic that counts as thrashing, in permille of the bytes that can be copied within the window.
     pub on_permille: u32,
     /// Hysteresis, in permille. Quanta end after this part of the memory has been free for one window.
     pub margin_permille: u32,
-    /// Length of a quantum, as a multiple of the copy time when the turn changes.
+    /// Length of a quantum, as a multiple of the copy time for a change of turns.
     pub factor: u32,
     /// Minimum length of a quantum, in ns.
     pub min_ns: u64,
@@ -110,7 +110,7 @@ pub struct Turn {
     pub members: Vec<TenantId>,
     /// VM that has the current turn.
     pub holder: TenantId,
-    /// Length of the quantum in ns, without the copies at its start.
+    /// Length of the quantum in ns, excluding the copies at its start.
     pub quantum_ns: u64,
 }
 
@@ -122,13 +122,13 @@ pub enum QuantumState {
     Free,
     /// Another VM has the quantum.
     Waits,
-    /// Memory is copied for the VM's quantum.
+    /// Memory is being copied for the VM's quantum.
     Loads,
     /// The VM has the quantum.
     Holds,
 }
 
-/// State of a tenant with several cards on a lower card, which decides about the tenant's quanta on all of its cards.
+/// State of a tenant on the card that controls the tenant's quanta on all of its cards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lead {
     /// Another tenant has the quantum on that card, so a quantum on this card would be useless.
@@ -164,23 +164,23 @@ pub struct Quanta {
     sets: WorkingSets,
     /// Time since each active VM last had work, in ns. VMs with work have no entry.
     idle: BTreeMap<TenantId, u64>,
-    /// Tenants of several cards for which another card decides about quanta.
+    /// Multi-card tenants for which another card controls the quanta.
     leads: BTreeMap<TenantId, Lead>,
-    /// Number of quanta on this card at the time when another card began a quantum of a tenant.
+    /// Value of `granted` when another card began the tenant's quantum.
     led_since: BTreeMap<TenantId, u64>,
-    /// Tenants of several cards whose memory is not ready on all other cards.
+    /// Multi-card tenants that cannot use their memory on another card yet.
     unready: BTreeSet<TenantId>,
-    /// Time since which other VMs have waited for a quantum that has not started, in ns.
+    /// Time at which other VMs began to wait for a quantum that has not started, in ns.
     awaited_since: Option<u64>,
-    /// Number of the last quantum of each VM.
+    /// Sequence number of each VM's last quantum.
     last: BTreeMap<TenantId, u64>,
     /// Number of quanta so far.
     granted: u64,
-    /// True if the last quantum was given to a member that had not waited longest.
+    /// True if the last quantum was given to a member that had not waited the longest.
     went_first: bool,
-    /// Current quantum and its start, or `None` as the start while memory is copied for it.
+    /// Current quantum, and its start time in ns. The time is `None` while memory is being copied for the quantum.
     turn: Option<(Turn, Option<u64>)>,
-    /// Time since which the working sets have fit together during quanta.
+    /// Time at which the working sets began to fit together during quanta, in ns.
     fits_since: Option<u64>,
     probes: Probes,
 }
@@ -209,7 +209,7 @@ impl Quanta {
         }
     }
 
-    /// Returns the detector for another owner of the card, with its settings. The measured bandwidth and the results of
+    /// Returns the detector for the card's next owner, with new settings. The measured bandwidth and the results of
     /// probes are kept. Traffic, working sets and the current quantum are discarded.
     #[must_use]
     pub fn at_rest(self, config: QuantaConfig) -> Self {
@@ -236,7 +236,8 @@ impl Quanta {
         self.turn.as_ref().map(|(turn, _)| turn)
     }
 
-    /// Returns the remaining time of the current quantum in ns, or `None` while memory is copied for it.
+    /// Returns the remaining time of the current quantum in ns, or `None` if there is no quantum or memory is still
+    /// being copied for it.
     #[must_use]
     pub fn left_ns(&self, now_ns: u64) -> Option<u64> {
         let (turn, since) = self.turn.as_ref()?;
@@ -249,7 +250,7 @@ impl Quanta {
         self.bandwidth
     }
 
-    /// Records that `bytes` were relocated in the last `took_ns`.
+    /// Records that `bytes` bytes were relocated in the last `took_ns` ns.
     pub fn relocated(&mut self, now_ns: u64, bytes: u64, took_ns: u64) {
         let measured = u128::from(bytes) * 1_000_000_000 / u128::from(took_ns.max(1));
         let measured = u64::try_from(measured).unwrap_or(u64::MAX);
@@ -281,8 +282,8 @@ impl Quanta {
         self.idle = idle;
     }
 
-    /// Sets the tenants of several cards for which another card decides about quanta. The next [`Self::tick`] follows
-    /// that card.
+    /// Sets the multi-card tenants for which another card controls the quanta. The next [`Self::tick`] follows that
+    /// card.
     pub fn set_leads(&mut self, leads: BTreeMap<TenantId, Lead>) {
         let (granted, holds) = (self.granted, |vm: &TenantId| leads.get(vm) == Some(&Lead::Holds));
         self.led_since.retain(|vm, _| holds(vm));
@@ -292,14 +293,14 @@ impl Quanta {
         self.leads = leads;
     }
 
-    /// Sets the tenants of several cards that could not currently use their memory on another card.
+    /// Sets the multi-card tenants that cannot use their memory on another card yet.
     pub fn set_unready(&mut self, unready: BTreeSet<TenantId>) {
         self.unready = unready;
     }
 
-    /// Returns true if the quantum should not start yet although its copies are complete, because the holder has
-    /// several cards and its memory is not ready on one of them. Other VMs with work wait for this for at most three
-    /// times the quantum's length, because the owner of another card may be stopped.
+    /// Returns true if the quantum should not start yet although its copies are complete: the holder has several cards,
+    /// and its memory is not ready on one of them. Other VMs with work wait for this for at most three times the
+    /// quantum's length, because the owner of another card may be stopped.
     #[must_use]
     pub fn waits_for_cards(&self, now_ns: u64) -> bool {
         let turn = self.turn().filter(|turn| self.unready.contains(&turn.holder));
@@ -307,7 +308,7 @@ impl Quanta {
         turn.is_some_and(|turn| waited_ns < turn.quantum_ns.saturating_mul(3))
     }
 
-    /// Returns a VM's state, for the other cards of a tenant with several cards.
+    /// Returns a VM's state, to be sent to the other cards of a tenant with several cards.
     #[must_use]
     pub fn state(&self, vm: TenantId, now_ns: u64) -> QuantumState {
         let Some((turn, since)) = self.turn.as_ref().filter(|(turn, _)| turn.members.contains(&vm)) else {
@@ -355,7 +356,7 @@ impl Quanta {
     /// Records that the copies for the new quantum are complete. The quantum's time starts now.
     pub fn copies_done(&mut self, now_ns: u64) {
         let Some((turn, since)) = self.turn.take() else { return };
-        // The bandwidth may have become known only now.
+        // The bandwidth may have been unknown when the quantum was granted.
         let quantum_ns = if since.is_none() { self.quantum_ns(&turn.members, turn.holder) } else { turn.quantum_ns };
         if since.is_none() {
             self.probes.begins(turn.holder);
@@ -363,8 +364,7 @@ impl Quanta {
         self.turn = Some((Turn { quantum_ns, ..turn }, since.or(Some(now_ns))));
     }
 
-    /// Returns the change that is due now, if any. The interval between calls should be short in comparison with a
-    /// quantum.
+    /// Returns the change that is due now, if any. The interval between calls should be short compared with a quantum.
     pub fn tick(&mut self, now_ns: u64) -> Option<Change> {
         self.expire(now_ns);
         let change = if self.turn.is_some() { self.go_on(now_ns) } else { self.begin(now_ns) };
@@ -397,7 +397,7 @@ impl Quanta {
         self.bandwidth > 0 && members.len() > 1 && self.probes.should_probe(now_ns, members, window_ns)
     }
 
-    /// Ends the quanta.
+    /// Ends the quanta, and returns this change.
     fn end(&mut self) -> Change {
         // Traffic during quanta does not predict the traffic without quanta.
         self.traffic.clear();
@@ -474,8 +474,7 @@ impl Quanta {
         led.or_else(|| self.longest(members, holder, may))
     }
 
-    /// Among the members other than `holder` for which `may` returns true, returns the one with the oldest last
-    /// quantum.
+    /// Returns the member with the oldest last quantum, among those other than `holder` that satisfy `may`.
     fn longest(&self, members: &[TenantId], holder: TenantId, may: &dyn Fn(TenantId) -> bool) -> Option<TenantId> {
         let others = members.iter().copied().filter(|vm| *vm != holder && may(*vm));
         others.min_by_key(|vm| self.last.get(vm).copied().unwrap_or(0))
@@ -532,7 +531,7 @@ impl Quanta {
         u64::try_from(bytes * 1_000_000_000 / u128::from(bandwidth.max(1))).unwrap_or(u64::MAX)
     }
 
-    /// Returns true if bus traffic in the window exceeds the threshold. Returns false until a copy has been measured.
+    /// Returns true if bus traffic in the window reaches the threshold. Returns false until a copy has been measured.
     fn thrashes(&self) -> bool {
         let bytes: u128 = self.traffic.iter().map(|&(_, bytes)| u128::from(bytes)).sum();
         let most = u128::from(self.bandwidth) * u128::from(self.config.window_ns) / 1_000_000_000;
@@ -552,7 +551,8 @@ impl Quanta {
     }
 }
 
-/// Returns the first VM after `holder` among the members that satisfy `may`. `holder` may already have been removed.
+/// Returns the first member after `holder`, in cyclic order, that satisfies `may`. `holder` may already have been
+/// removed.
 fn next(members: &[TenantId], holder: TenantId, may: impl Fn(TenantId) -> bool) -> Option<TenantId> {
     let others = || members.iter().copied().filter(|&vm| vm != holder && may(vm));
     others().find(|&vm| vm > holder).or_else(|| others().next())

@@ -17,7 +17,7 @@ pub use hints::{Hints, PRIORITY_DEFAULT};
 use std::fmt::{Debug, Display, Formatter};
 use std::str::FromStr;
 
-/// Selection of chunks by a policy.
+/// A policy that selects chunks to evict and to return.
 pub trait Choose: Debug + Send {
     /// Reduces `candidates` (guest chunks in ascending order) to the `count` best chunks to evict, best first. Keeps
     /// all candidates if there are fewer.

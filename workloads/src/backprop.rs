@@ -54,7 +54,7 @@ impl Backprop {
         Self { inputs, weights, changes, output_weights, output_changes }
     }
 
-    /// Returns the number of inputs, not including the constant.
+    /// Returns the number of inputs, excluding the constant.
     fn count(&self) -> usize {
         self.inputs.len() - 1
     }
@@ -148,9 +148,8 @@ impl Workload for Backprop {
         let Trained { values, output, weights, changes, output_weights, output_changes } = self.trained();
         let narrow = |values: &[f64]| values.iter().map(|value| *value as f32).collect::<Vec<f32>>();
         // Units are 2^-24. A hidden unit's sum and the sum of its terms' magnitudes are below 4. A term passes through
-        // one product, eight sums in the trees, two more sums, and its thread's sums, the number of which is a 4096th
-        // of the inputs. The sigmoid reduces this error to a quarter. The errors of e^x, 1 / x and their sum are below
-        // 12.
+        // one product, eight sums in the trees, two more sums, and its thread's sums, one for every 4096 inputs. The
+        // sigmoid reduces this error to a quarter. The errors of e^x, 1 / x and their sum are below 12.
         let unit = 1.0 / (1 << 24) as f32;
         let sums = 4.0 * (15.0 + self.count() as f32 / 4096.0);
         let hidden = (sums / 4.0 + 12.0) * unit;
@@ -161,9 +160,9 @@ impl Workload for Backprop {
         let wrong = 0.25 * (17.0 / 2.0 * hidden + 17.0 * 7.0 * unit) + 12.0 * unit;
         let output_bound = Bound { relative: 0.0, absolute: wrong };
         verified += results.same_floats("output", &narrow(&[output]), output_bound)?;
-        // s * (1 - s) * (t - s) changes less than s. Each of these weights gets 0.3 of this change and of its unit's
-        // error. The hidden units' errors are s * (1 - s) * w times that of the output, which is below an eighth. The
-        // errors of their values change them by the same amount.
+        // The error of s * (1 - s) * (t - s) is less than the error of s. The error of an output weight is 0.3 times
+        // the sum of this error and of its unit's error. The factor s * (1 - s) * w from the output to a hidden unit is
+        // below an eighth. The errors of the hidden units' values are reduced by the same factor.
         let bound = Bound { relative: 8.0 * unit, absolute: LEARNING_RATE * (wrong + hidden) };
         verified += results.same_floats("output weights", &narrow(&output_weights), bound)?;
         verified += results.same_floats("output changes", &narrow(&output_changes), bound)?;

@@ -90,7 +90,7 @@ impl Workload for Bfs {
         let masks = Params::new().word(count).buffer(frontier).buffer(next).buffer(visited);
         let expand = masks.clone().buffer(levels).buffer(starts).buffer(edges);
         let advance = masks.buffer(found);
-        // Each level contains at least one node.
+        // Each level contains at least one node, so the search ends within `count` iterations.
         for _ in 0..count {
             gpu.upload(found, 0, &[0; 4])?;
             setup.launch(gpu, "expand", grid, &expand, &[starts, edges, frontier, next, visited, levels])?;

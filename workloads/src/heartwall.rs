@@ -16,15 +16,15 @@ const TEMPLATE: usize = 8;
 const PLACES: u32 = 8;
 /// Number of threads per block, with one thread per position.
 const THREADS: u32 = PLACES * PLACES;
-/// Distance of a point from the first pixel of its search area.
+/// Distance of a point from the first pixel of its search area, in pixels along each axis.
 const MARGIN_BEFORE_PX: u32 = PLACES / 2;
-/// Minimum distance of a point from the frame's far edges.
+/// Minimum distance of a point from the frame's far edges, in pixels.
 const MARGIN_AFTER_PX: u32 = 12;
 /// Motion of the scene per frame, in pixels.
 const MOTION: [usize; 2] = [2, 1];
-/// Range of the pixel values.
+/// Number of different pixel values in the scene.
 const SHADES: u32 = 240;
-/// Range of the noise.
+/// Number of different noise values.
 const NOISE: u32 = 16;
 
 /// A film of a moving scene.

@@ -9,11 +9,11 @@ const TIME_STEPS: u32 = 5;
 const LAUNCH_STEPS: u32 = 2;
 /// Side of a block's tile in cells.
 const TILE: u32 = 16;
-/// Side of the tile part that is still valid after a launch.
+/// Side of the part of a tile that is still valid after a launch, in cells.
 const STRIDE: u32 = TILE - 2 * LAUNCH_STEPS;
-/// Conductance to each neighboring cell in x.
+/// Conductance to each neighboring cell in the x direction.
 const ALONG_X: f32 = 1.0;
-/// Conductance to each neighboring cell in y.
+/// Conductance to each neighboring cell in the y direction.
 const ALONG_Y: f32 = 0.75;
 /// Conductance to the environment.
 const AMBIENT_WEIGHT: f32 = 0.0625;
@@ -38,7 +38,7 @@ impl Hotspot {
         Self { side, temperatures, powers: random.units(count).iter().map(|unit| 16.0 * unit).collect() }
     }
 
-    /// Returns the temperatures after a step, for any precision.
+    /// Returns the temperatures after a step, in double precision.
     fn step(&self, before: &[f64]) -> Vec<f64> {
         let side = self.side as usize;
         let mut after = Vec::with_capacity(before.len());
@@ -71,7 +71,7 @@ impl Workload for Hotspot {
     }
 
     fn buffers(&self) -> Vec<Slot> {
-        // The launches alternate between two buffers, and their number is odd.
+        // The launches alternate between two buffers. Their number is odd, so the second buffer contains the result.
         let after = Slot::scratch("temperatures", size_of_val(&*self.temperatures) as u64).output();
         vec![Slot::floats("powers", &self.powers), Slot::floats("before", &self.temperatures), after]
     }
@@ -102,8 +102,9 @@ impl Workload for Hotspot {
             temperatures = self.step(&temperatures);
         }
         // The new temperature is a mean of the old ones with non-negative weights, plus heat, so earlier errors do not
-        // grow. In units of 2^-24 of the highest temperature, the rounding errors of a step's heat total 16 and count
-        // for an eighth, and the rounding error of the sum is 1. The highest temperature is 2.4 times the lowest.
+        // grow. In units of 2^-24 of the highest temperature, the rounding errors of a step's heat total 16 and are
+        // multiplied by an eighth, and the rounding error of the sum is 1. The highest temperature is 2.4 times the
+        // lowest.
         let bound = Bound { relative: 8.0 * TIME_STEPS as f32 / (1 << 24) as f32, absolute: 0.0 };
         let expected: Vec<f32> = temperatures.iter().map(|value| *value as f32).collect();
         results.same_floats("temperatures", &expected, bound)

@@ -72,7 +72,7 @@ pub trait Workload {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Approximate size as a multiple of the smallest size, from 1 to 1000. The work is proportional to the size. At
-    /// size 1, it takes a fraction of a second on a software card.
+    /// size 1, a workload takes a fraction of a second on a software card.
     pub scale: u32,
     /// Seed of the input.
     pub seed: u64,

@@ -3,7 +3,7 @@
 use crate::{Bound, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload, compare_floats};
 use anyhow::Result;
 
-/// Side of a tile.
+/// Side of a tile in cells.
 const TILE: u32 = 16;
 
 /// Approximate value of the diagonal cells. It exceeds the sum of the other cells in a row or column, so no pivoting is
@@ -32,8 +32,8 @@ impl Lud {
         Self { side, matrix }
     }
 
-    /// Returns the decomposition, for any precision. For each column, divides the cells below the diagonal, and
-    /// subtracts their product with the row from all cells to the right and below.
+    /// Returns the decomposition, in double precision. For each column, divides the cells below the diagonal by the
+    /// pivot, and subtracts their products with the pivot's row from all cells to the right and below.
     fn decomposed(&self) -> Vec<f64> {
         let side = self.side as usize;
         let mut matrix: Vec<f64> = self.matrix.iter().copied().map(f64::from).collect();
@@ -83,11 +83,11 @@ impl Workload for Lud {
 
     fn check(&self, results: &Results) -> Result<u64> {
         let side = self.side as usize;
-        // A worst-case estimate. Relative to the pivot, the sums of L's magnitudes over a column and of U's over a row
-        // are below 1, and U's cells next to the diagonal are below 2. The amount that is subtracted from such a cell
-        // is therefore below 3 at each rounding, to 2^-24. This happens at most `side` times. The errors of the factors
-        // double this error. The relative error on the diagonal is the same. L's cells have U's errors divided by a
-        // pivot of at least 8, plus the errors of the reciprocal (2^-23) and the product.
+        // This is a worst-case estimate. Relative to the pivot, the sums of L's magnitudes over a column and of U's
+        // over a row are below 1, and U's cells next to the diagonal are below 2. Each rounding of an amount that is
+        // subtracted from such a cell therefore adds an error below 3 * 2^-24. This happens at most `side` times. The
+        // errors of the factors double this error. The relative error on the diagonal is the same. L's cells have U's
+        // errors divided by a pivot of at least 8, plus the errors of the reciprocal (2^-23) and the product.
         let unit = 1.0 / (1 << 23) as f32;
         let upper = Bound { relative: side as f32 * unit, absolute: 3.0 * side as f32 * unit };
         let lower = Bound { relative: (side as f32 + 4.0) * unit, absolute: 3.0 / 8.0 * side as f32 * unit };

@@ -28,7 +28,7 @@ const KEY: u32 = 0x85eb_ca6b;
 /// The working set.
 #[derive(Debug)]
 pub(crate) struct MemoryHungry {
-    /// Number of buffers, not including the spare buffer.
+    /// Number of buffers, excluding the spare buffer.
     count: usize,
     /// Size of each buffer in bytes.
     piece: u64,

@@ -7,7 +7,7 @@ use anyhow::Result;
 /// Number of rows and columns of the tile that a block computes.
 const TILE: u32 = 16;
 
-/// c = a * b.
+/// Computes c = a * b.
 #[derive(Debug)]
 pub(crate) struct Mmul<E> {
     name: &'static str,

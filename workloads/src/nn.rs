@@ -12,10 +12,10 @@ const THREADS: u32 = 256;
 /// (2^-22) of the hardware's reciprocal square root, and one more rounding. The sum is less than 2^-21.
 const BOUND: Bound = Bound { relative: 1.0 / (1 << 21) as f32, absolute: 0.0 };
 
-/// Records in the unit square.
+/// Records and query points in the unit square.
 #[derive(Debug)]
 pub(crate) struct Nn {
-    /// x and y of each record.
+    /// x and y coordinates of each record.
     records: Vec<f32>,
     points: Vec<[f32; 2]>,
 }
@@ -88,7 +88,7 @@ impl Workload for Nn {
                 .zip(nearest(expected))
                 .map(|((at, _), (_, least))| (expected[*at], least))
                 .unzip();
-            // The bound counts twice: once for the selected record and once for the other record.
+            // The bound applies twice: to the selected record and to the other record.
             let bound = Bound { relative: 2.5 * BOUND.relative, ..BOUND };
             crate::compare_floats("the neighbours' distances", &found, &expected, bound)?;
         }

@@ -18,7 +18,7 @@ pub enum NodeKernel {
 }
 
 impl NodeKernel {
-    /// Returns the function with the name `name`.
+    /// Returns the function called `name`, if it exists.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         [Self::Madd, Self::Mmul].into_iter().find(|kernel| kernel.name() == name)
@@ -78,7 +78,7 @@ impl NodeKernel {
     }
 }
 
-/// Measures a fixed computation on the CPU, to compare CPUs.
+/// Measures the duration of a fixed computation on the CPU, to compare CPUs.
 #[must_use]
 pub fn yardstick() -> Duration {
     const SIDE: u32 = 128;

@@ -7,7 +7,7 @@ use anyhow::Result;
 const TILE: u32 = 32;
 /// Number of letters in the alphabet.
 const LETTERS: u32 = 24;
-/// Gap penalty.
+/// Amount subtracted from a score for each gap.
 const GAP_PENALTY: i32 = 10;
 
 /// Two sequences of equal length, and the similarity of each pair of letters.

@@ -33,10 +33,10 @@ impl Phase {
     }
 }
 
-/// Times of a run, and the amount of data checked. The caller must close the device.
+/// Times of a run, and the amount of data checked. Excludes the time that the caller needs to close the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// Time of each phase of [`Phase::ALL`].
+    /// Duration of each phase, in the order of [`Phase::ALL`].
     pub times: [Duration; 4],
     /// Time spent on freeing the buffers, which is part of closing.
     pub freed: Duration,

@@ -15,7 +15,7 @@ impl Random {
         Self(seed)
     }
 
-    /// Returns the next number.
+    /// Returns the next 64-bit number.
     pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(STEP);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -48,7 +48,7 @@ impl Random {
         (0..count).map(|_| self.word()).collect()
     }
 
-    /// Returns `count` floats from 0 to 1.
+    /// Returns `count` floats from 0 (inclusive) to 1 (exclusive).
     pub fn units(&mut self, count: usize) -> Vec<f32> {
         (0..count).map(|_| self.unit()).collect()
     }

@@ -37,7 +37,7 @@ impl Slot {
         Self { input: Input::Bytes(input), ..Self::scratch(name, bytes) }
     }
 
-    /// Creates a buffer that is filled with random words before the launch. The words are not generated earlier.
+    /// Creates a buffer that is filled with random words, which are generated during the upload.
     #[must_use]
     pub fn random(name: impl Into<Cow<'static, str>>, bytes: u64, random: Random) -> Self {
         Self { input: Input::Random(random), ..Self::scratch(name, bytes) }
@@ -55,7 +55,7 @@ impl Slot {
         Self::bytes(name, crate::floats_to_bytes(input))
     }
 
-    /// Also reads the buffer back after the launch.
+    /// Marks the buffer as an output, which is read back after the launch.
     #[must_use]
     pub fn output(self) -> Self {
         Self { output: true, ..self }

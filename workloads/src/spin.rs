@@ -1,4 +1,4 @@
-//! A long compute loop of a given length, without data.
+//! A long compute loop with a given number of rounds, without input data.
 
 use crate::{Gpu, Grid, Params, Results, Setup, Slot, Workload};
 use anyhow::Result;
@@ -50,7 +50,7 @@ impl Workload for Spin {
     }
 
     fn check(&self, results: &Results) -> Result<u64> {
-        // Compute all rounds at once by exponentiating an affine map by squaring.
+        // Compute all rounds at once: exponentiate an affine map by squaring.
         let (mut factor, mut summand) = (1_u32, 0_u32);
         let (mut square, mut shift, mut rounds) = (FACTOR, SUMMAND, self.rounds);
         while rounds > 0 {

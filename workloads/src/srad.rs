@@ -5,7 +5,7 @@ use crate::{Bound, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
 const ITERATIONS: u32 = 2;
-/// Fraction of the difference to each of its four neighboring pixels by which a pixel changes per iteration.
+/// Weight of the sum of a pixel's scaled differences from the four adjacent pixels, in each iteration.
 pub(crate) const DIFFUSION_RATE: f32 = 0.5 / 4.0;
 /// Number of threads in a one-dimensional block.
 const THREADS: u32 = 256;
@@ -21,7 +21,7 @@ pub(crate) struct Srad {
     image: Vec<f32>,
 }
 
-/// Returns a noisy image with values below 1, which has a bright centre with darker surroundings.
+/// Returns a noisy image with values below 1, a bright centre and darker surroundings.
 pub(crate) fn speckled(side: u32, seed: u64) -> Vec<f32> {
     let (mut random, middle) = (Random::new(seed), side / 4..side / 4 * 3);
     let pixels = (0..side).flat_map(|row| (0..side).map(move |column| (row, column)));
@@ -35,7 +35,7 @@ pub(crate) fn variation(sum: f64, squares: f64, count: usize) -> f64 {
     (squares / count as f64 - mean * mean) / (mean * mean)
 }
 
-/// Returns an image after an iteration, for any precision. `variation` is the variation of the image's speckle.
+/// Returns an image after an iteration, in double precision. `variation` is the variation of the image's speckle.
 pub(crate) fn diffused(image: &[f64], side: usize, variation: f64) -> Vec<f64> {
     let near = |at: usize| {
         let (row, column) = (at / side, at % side);
@@ -62,12 +62,12 @@ pub(crate) fn diffused(image: &[f64], side: usize, variation: f64) -> Vec<f64> {
 /// Returns a bound for a pixel's relative error after `iterations` iterations, for an initial error `before` and an
 /// error `statistics` of the variation. All errors are in units of 2^-24.
 ///
-/// A worst-case estimate. Pixels are from 1 to e. The relative error of a coefficient c is the error of q and the
-/// variation together, apart from a factor below 1.2. The pixel changes by an eighth of c times the differences, and
-/// the sum of the magnitudes of the differences is about 2. About a third of the variation's error therefore counts.
-/// The error of q is the error of two pixels, doubled by the square, plus about 30 units, so an iteration triples
-/// earlier errors. Rounding errors have both signs, so the pixels' errors on `simgpu` are less than a hundredth of this
-/// bound.
+/// This is a worst-case estimate. Pixels are from 1 to e. The relative error of a coefficient c is the sum of the
+/// errors of q and the variation, apart from a factor below 1.2. The pixel changes by an eighth of c times the
+/// differences, and the sum of the magnitudes of the differences is about 2. About a third of the variation's error
+/// therefore affects the pixel. The error of q is the error of two pixels, doubled by the square, plus about 30 units,
+/// so an iteration triples earlier errors. Rounding errors have both signs, so the pixels' errors on `simgpu` are less
+/// than a hundredth of this bound.
 pub(crate) fn error(before: f32, statistics: f32, iterations: u32) -> f32 {
     (0..iterations).fold(before, |error, _| 3.0 * error + statistics / 3.0 + 64.0)
 }

@@ -78,7 +78,7 @@ impl Workload for Srad2 {
             image = diffused(&image, self.side as usize, q);
         }
         let expected: Vec<f32> = image.iter().map(|pixel| *pixel as f32).collect();
-        // The CPU computes the statistics in double precision, so their error comes only from the pixels.
+        // The CPU computes the statistics in double precision, so their error is due only to the pixels' errors.
         let relative = error(0.0, 256.0, ITERATIONS) / (1 << 24) as f32;
         results.same_floats("image", &expected, Bound { relative, absolute: 0.0 })
     }

@@ -207,8 +207,9 @@ fn work_is_small_at_scale_1_and_grows_in_proportion() {
 enum Mishap {
     /// The launch with this number is lost.
     LostLaunch(usize),
-    /// The second-highest bit of a word in the download with this number is flipped, which exceeds any float's bound.
-    /// The second field is the position of the word, in units of 2^-32 of the distance from the first word to the last.
+    /// The second-highest bit of a word in the download with this number is flipped. The resulting error exceeds any
+    /// float's bound. The second field is the position of the word, in units of 2^-32 of the distance from the first
+    /// word to the last.
     WrongWord(usize, u32),
 }
 

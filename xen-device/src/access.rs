@@ -35,7 +35,7 @@ pub(crate) struct Accesses<'a> {
     pub link: &'a Link,
     pub function: &'a mut Function,
     pub device: &'a mut dyn Device,
-    /// Slot of the function.
+    /// PCI slot (device number) of the function.
     pub slot: u8,
     /// Number of malformed requests.
     pub malformed: &'a mut u64,
@@ -88,7 +88,7 @@ impl Accesses<'_> {
         let mut bytes = [0; 8];
         let size = usize::try_from(request.size).unwrap_or(0).min(bytes.len());
         let Some(place) = bytes.get_mut(..size) else { return UNMAPPED_READ };
-        // Bytes without a device read as 0xff.
+        // Bytes that no device provides read as 0xff.
         place.fill(0xff);
         if request.read {
             self.access(space, address, Data::Read(place));

@@ -1,8 +1,8 @@
 //! Domain pages under the BARs, for device memory that a client can map.
 //!
 //! A vfio-user client maps a file for this memory. A domain cannot do so, because it can access only its own memory
-//! without an exit. Instead, pages are added to the domain at the addresses that the guest assigns to the BAR, one for
-//! each page of the device's area, and the device stores the area's data in them. An access that does not reach these
+//! without an exit. Instead, one page for each page of the device's area is added to the domain, at the addresses that
+//! the guest assigns to the BAR. The device stores the area's data in these pages. An access that does not reach these
 //! pages, for any reason, arrives as a request and reaches the same memory. The pages only speed up accesses.
 //!
 //! The pages are added when the BAR is first enabled, and follow the BAR when it moves. While the BAR is disabled, they
@@ -25,7 +25,7 @@ pub(crate) struct Window {
     pub range: hypervisor::Range,
 }
 
-/// Pages of an area.
+/// State of an area's pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pages {
     /// The area has no pages yet.
@@ -49,7 +49,7 @@ impl Area {
         self.area.size / PAGE_SIZE
     }
 
-    /// Returns the guest frames of the area's pages, if it has any.
+    /// Returns the guest frames of the area's pages, if the area has pages.
     fn frames(&self) -> Option<Range<u64>> {
         match self.pages {
             Pages::At(first) => Some(first..first.saturating_add(self.count())),
@@ -80,7 +80,7 @@ impl BarBacking {
         Self(areas.collect())
     }
 
-    /// Moves pages to the enabled BARs.
+    /// Adds or moves pages, so that they are at the addresses of the enabled BARs.
     pub fn follow(&mut self, windows: &[Window], target: &dyn Target, device: &mut dyn Device) {
         let wanted: Vec<_> = self.0.iter().map(|area| area.wanted(windows)).collect();
         // If a guest swaps two BARs, the old pages of one BAR occupy the new location of the other BAR. Each address
@@ -160,7 +160,7 @@ fn lend(area: &Area, frames: &Range<u64>, target: &dyn Target, device: &mut dyn 
     lent.inspect_err(|_| report(target.take_frames(frames.start, count)))
 }
 
-/// Stops using an area's pages, because their location is unknown or some of them are missing.
+/// Stops using an area's pages, because they cannot follow the BAR.
 fn give_up(area: &mut Area, target: &dyn Target, error: &dyn std::fmt::Display) {
     tracing::warn!(%error, region = ?area.region, "the memory backing a BAR cannot be moved with it: from now on, \
         each access to it is a request");

@@ -1,5 +1,5 @@
-//! A fake hypervisor for tests on any host. It is stricter than Xen: it records errors that Xen would accept as
-//! [`FakeXen::breaches`], such as binding a port twice, partially releasing a range, or answering without a request.
+//! A fake hypervisor for tests on any host. It is stricter than Xen: errors that Xen would accept, such as binding a
+//! port twice, partially releasing a range, or answering without a request, are recorded in [`FakeXen::breaches`].
 //!
 //! The guest's side is [`FakeDomain`], which makes accesses as Xen does for virtual CPUs, and adds and removes memory.
 
@@ -53,7 +53,7 @@ struct Domain {
     hvm: bool,
     target_kib: u64,
     state: Mutex<State>,
-    /// Set once a server has found the domain and completed its first steps.
+    /// Set once a server has found the domain and decided whether to serve it.
     seen: AtomicBool,
     xen: FakeXen,
 }
@@ -67,7 +67,7 @@ struct State {
     spare: BTreeSet<u64>,
     stuck: bool,
     server: Option<Arc<Server>>,
-    /// Level of the pin.
+    /// Level of the domain's interrupt pin.
     pin: bool,
     messages: Vec<(u64, u32)>,
     raised: u64,
@@ -124,7 +124,7 @@ pub struct FakeSpec {
     pub name: String,
     /// Number of virtual CPUs.
     pub cpus: usize,
-    /// Size of the domain's memory in KiB. It starts at address 0, with a hole for a PC's VGA memory.
+    /// Size of the domain's memory in KiB. The memory starts at address 0, with a hole for a PC's VGA memory.
     pub kib: u64,
     /// Target size of the domain's memory in KiB, if smaller.
     pub target_kib: Option<u64>,
@@ -413,7 +413,7 @@ impl Target for FakeTarget {
         let end = first.saturating_add(u64::try_from(count).unwrap_or(u64::MAX));
         let state = self.domain.state.lock();
         let pages: Option<Vec<u64>> = (first..end).map(|frame| state.page(frame)).collect();
-        // The pages are mapped from one contiguous part of the file. Pages allocated together are contiguous.
+        // Only pages that are contiguous in the file can be mapped together. Pages allocated together are contiguous.
         let start = pages.as_deref().and_then(|pages| pages.first()).copied();
         let is_run = |start: &u64| pages.iter().flatten().zip(*start..).all(|(page, at)| *page == at);
         let Some(start) = start.filter(is_run) else { return Err(io::Error::from_raw_os_error(libc::EINVAL)) };
@@ -490,7 +490,7 @@ impl Target for FakeTarget {
 }
 
 impl State {
-    /// Returns a frame's page in the file.
+    /// Returns the number of the page in the file that backs a frame.
     fn page(&self, frame: u64) -> Option<u64> {
         let own = self.frames.contains(&frame).then_some(frame);
         own.or_else(|| self.given.get(&frame).copied())
@@ -509,7 +509,7 @@ impl FakeDomain {
     /// Waits until the domain is served.
     ///
     /// # Panics
-    /// Panics if this takes too long.
+    /// Panics if the wait exceeds the time limit.
     pub fn wait_served(&self) {
         self.until("the domain to be served", || {
             self.server().filter(|server| server.state.lock().bound.len() > self.0.cpus).map(drop)
@@ -519,7 +519,7 @@ impl FakeDomain {
     /// Waits until a server has found the domain and decided whether to serve it.
     ///
     /// # Panics
-    /// Panics if this takes too long.
+    /// Panics if the wait exceeds the time limit.
     pub fn wait_seen(&self) {
         self.until("the domain to be seen", || self.0.seen.load(Ordering::Acquire).then_some(()));
     }
@@ -527,7 +527,7 @@ impl FakeDomain {
     /// Waits until no server serves the domain.
     ///
     /// # Panics
-    /// Panics if this takes too long.
+    /// Panics if the wait exceeds the time limit.
     pub fn wait_left(&self) {
         self.until("the server to leave", || self.0.state.lock().server.is_none().then_some(()));
     }
@@ -580,8 +580,8 @@ impl FakeDomain {
         })
     }
 
-    /// Makes an access as Xen does: executes an access to memory, reads all ones for an access outside the server's
-    /// claims, and forwards all other accesses.
+    /// Performs an access as Xen does: accesses the domain's memory directly, returns all ones outside the server's
+    /// claims, and forwards all other accesses to the server.
     ///
     /// # Panics
     /// Panics if the memory file cannot be read or written.
@@ -691,7 +691,7 @@ impl FakeDomain {
         self.0.state.lock().frames.extend(frames);
     }
 
-    /// Returns the pages added to the domain's memory, by frame.
+    /// Returns the guest frames of the pages added to the domain's memory.
     #[must_use]
     pub fn all_given(&self) -> Vec<u64> {
         self.0.state.lock().given.keys().copied().collect()
@@ -706,7 +706,7 @@ impl FakeDomain {
         self.0.state.lock().stuck = true;
     }
 
-    /// Makes the guest release an added page.
+    /// Makes the guest release an added page, and makes Xen reject requests to move frames from now on.
     pub fn drop_given(&self, frame: u64) {
         let mut state = self.0.state.lock();
         state.stuck = true;
@@ -719,7 +719,7 @@ impl FakeDomain {
         &self.0.memory
     }
 
-    /// Returns the delivered messages.
+    /// Returns the address and data of each delivered MSI message.
     #[must_use]
     pub fn messages(&self) -> Vec<(u64, u32)> {
         self.0.state.lock().messages.clone()
@@ -752,7 +752,7 @@ impl FakeDomain {
         ranges
     }
 
-    /// Returns the number of notifications of a virtual CPU.
+    /// Returns the number of times that the server has notified a virtual CPU.
     #[must_use]
     pub fn notified(&self, cpu: u32) -> u64 {
         let port = FIRST_PORT.saturating_add(cpu);

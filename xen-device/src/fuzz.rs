@@ -1,7 +1,7 @@
 //! Drives a server on the fake hypervisor with steps decoded from arbitrary bytes, for the fuzz target and for a test
 //! that runs its seeds.
 //!
-//! Checks: every request is answered exactly once; the device sees only aligned accesses inside its regions; each
+//! Checks: every request is answered exactly once; the device receives only aligned accesses inside its regions; each
 //! memory mapping is unmapped once, and all mappings of a released frame are gone before the answer; the fake
 //! hypervisor records no breach; no state remains at the end.
 
@@ -132,7 +132,7 @@ pub fn run(bytes: &[u8]) {
     assert_eq!(xen.breaches(), [""; 0]);
 }
 
-/// The next kind of step.
+/// The action that follows a step.
 enum Next {
     Step,
     /// Continue with another domain.
@@ -179,7 +179,7 @@ fn step(bytes: &mut Bytes<'_>, domain: &FakeDomain, link: &Link) -> Next {
         }
         160..190 => {
             let request = Request { address: u64::from(bytes.byte()) << 10, kind: kind::MEMORY, ..bytes.request() };
-            // Xen buffers writes of these sizes.
+            // Xen buffers only writes of these sizes.
             if matches!(request.size, 1 | 2 | 4 | 8) {
                 let _ = domain.buffer(&request);
             }

@@ -23,7 +23,7 @@ pub struct Range {
 /// Reason why a domain cannot be served.
 #[derive(Debug, Error)]
 pub enum AttachError {
-    /// This process cannot call the hypervisor, or lacks the permission.
+    /// This process cannot call the hypervisor, or is not permitted to.
     #[error("{path}: {error}; {advice}")]
     Device {
         /// Path of the kernel's device.
@@ -101,8 +101,8 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// Returns a descriptor that is readable once a port has fired.
     fn events(&self) -> BorrowedFd<'_>;
 
-    /// Takes the ports that have fired, without waiting, and at most as many as fit. Each of them stays masked until
-    /// [`Self::unmask`] is called.
+    /// Takes ports that have fired, without waiting, until `ports` is full, and returns their number. Each of them
+    /// stays masked until [`Self::unmask`] is called.
     ///
     /// # Errors
     /// Returns an error if events were lost or the device has failed.
@@ -114,7 +114,8 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// Returns an error if the device has failed.
     fn unmask(&self, ports: &[u32]) -> io::Result<()>;
 
-    /// Returns true for each of the `count` frames starting at `first` at which the domain has memory.
+    /// Returns a flag for each of the `count` frames starting at `first`, which is true if the domain has memory at
+    /// this frame.
     ///
     /// # Errors
     /// Returns an error if the domain no longer exists.
@@ -133,8 +134,8 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// Returns an error if the host has no memory for the frames, or if Xen rejects the call.
     fn add_frames(&self, first: u64, count: u64) -> io::Result<()>;
 
-    /// Removes `count` frames starting at `first` from the domain. They continue to exist as long as they are mapped
-    /// here.
+    /// Removes `count` frames starting at `first` from the domain. They continue to exist as long as they are mapped in
+    /// this process.
     ///
     /// # Errors
     /// Returns an error if any frame is missing. The other frames are removed nevertheless.

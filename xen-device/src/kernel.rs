@@ -1,7 +1,8 @@
 //! The hypervisor through Linux devices: `/dev/xen/privcmd` for calls and memory, `/dev/xen/evtchn` for events.
 //!
 //! This implementation uses only interfaces that are identical in all Xen versions since 4.11 (device model calls, and
-//! mapping their pages as a resource), except for one call, which `frames` describes. It does not need a Xen library.
+//! the mapping of a server's pages as a resource), except for one call, which `frames` describes. It does not need a
+//! Xen library.
 #![expect(unsafe_code, reason = "ioctls of Xen's devices, and memory that they map")]
 // UNSAFETY: each ioctl gets a structure in the layout that its number requires. The structure outlives the call and
 // points only to memory of this module. Each mapping is owned by one value, which unmaps it on drop.
@@ -31,7 +32,7 @@ const _: () = assert!(PAGE as u64 == PAGE_SIZE);
 /// Maximum number of frames per call.
 const MAX_FRAMES: usize = 1 << 16;
 
-/// Returns the number of an ioctl without a direction, as all of Xen's ioctls are.
+/// Returns the number of an ioctl without direction bits, which Xen's ioctls do not use.
 const fn ioctl_number(kind: u8, number: u8, size: usize) -> libc::c_ulong {
     (size as libc::c_ulong) << 16 | (kind as libc::c_ulong) << 8 | number as libc::c_ulong
 }
@@ -98,7 +99,7 @@ mod op {
     pub const RELOCATE_MEMORY: u64 = 17;
 }
 
-/// Makes Xen read the ring with atomic additions.
+/// Declares that the server updates the ring's read pointer atomically.
 const BUFFERED_ATOMIC: u64 = 2;
 /// Keeps the pages out of the domain's memory.
 const NO_FRAMES: u64 = 1;
@@ -170,7 +171,7 @@ impl Hypervisor for KernelHypervisor {
     }
 }
 
-/// Hypervisor calls that concern one domain.
+/// Hypervisor calls for one domain.
 #[derive(Clone, Debug)]
 struct Calls {
     privcmd: Arc<File>,
@@ -178,17 +179,17 @@ struct Calls {
 }
 
 impl Calls {
-    /// Makes a device model call with its number and argument words. Returns the words as modified by Xen.
+    /// Makes a device model call. `words` contains its number and its arguments. Returns the words as modified by Xen.
     fn dm_op(&self, mut words: [u64; 4]) -> io::Result<[u64; 4]> {
         let buffers = [DmOpBuffer { address: words.as_mut_ptr().cast(), size: size_of_val(&words) }];
         let call = DmOp { domain: self.domain, count: 1, buffers: buffers.as_ptr() };
-        // SAFETY: the structure refers to one 32-byte buffer, the size of `struct xen_dm_op`, and all of them outlive
-        // the call.
+        // SAFETY: the structure refers to one 32-byte buffer, the size of `struct xen_dm_op`, and both outlive the
+        // call.
         let done = unsafe { libc::ioctl(self.privcmd.as_raw_fd(), DM_OP, &raw const call) };
         if done < 0 { Err(io::Error::last_os_error()) } else { Ok(words) }
     }
 
-    /// Reserves address space for `count` pages, without memory.
+    /// Reserves address space, but not memory, for `count` pages.
     fn area(&self, count: usize) -> io::Result<Foreign> {
         let len = count.checked_mul(PAGE).filter(|_| (1..=MAX_FRAMES).contains(&count));
         let len = len.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
@@ -221,7 +222,7 @@ impl Calls {
         if done < 0 { Err(io::Error::last_os_error()) } else { Ok(area) }
     }
 
-    /// Maps frames, and returns an error number for each. Frames that failed must not be accessed.
+    /// Maps frames, and returns an error number for each. Frames that could not be mapped must not be accessed.
     fn map_frames(&self, first: u64, count: usize) -> io::Result<(Foreign, Vec<i32>)> {
         let area = self.area(count)?;
         let frames: Vec<u64> = (first..=u64::MAX).take(count).collect();

@@ -17,7 +17,7 @@
 //! - `access`: translates requests into device calls; `session`: serves one domain; `server`: serves one domain after
 //!   another.
 //!
-//! For a device, this server does not differ from the vfio-user server: the device is a [`vmm_glue::Device`] with its
+//! A device cannot distinguish this server from the vfio-user server: it is a [`vmm_glue::Device`] with its
 //! [`vmm_glue::Link`].
 //!
 //! Not supported: migration (an ioreq server cannot reject it through Xen's interface, see docs/guides/xen.md), PV and

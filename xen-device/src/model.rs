@@ -51,7 +51,7 @@ pub struct Seen {
     pub refuses: bool,
 }
 
-/// A device that checks and records its calls.
+/// A device that checks and records the calls of its server.
 #[derive(Debug)]
 pub struct Model {
     link: Link,

@@ -3,7 +3,7 @@
 //! A complete chunk is one region. A chunk with holes has a region for each run of frames, and is checked periodically,
 //! because Xen does not report that the guest has taken memory back. When Xen reports that frames may have been
 //! removed, each chunk is compared with the present frames. The regions of missing frames are unmapped first from the
-//! device, and then from this process, because its mapping keeps the frames allocated in the hypervisor.
+//! device, and then from this process, because a mapping in this process keeps the frames allocated in the hypervisor.
 
 use std::io;
 use std::ops::Range;
@@ -22,7 +22,8 @@ const TARGET_PIECES: u64 = 1024;
 /// Frames of a PC's VGA memory, which never contain RAM. A chunk with these frames would always have a hole, and would
 /// be checked forever.
 pub(crate) const VGA: Range<u64> = 0xa0..0xc0;
-/// First frame below 4 GiB that is never RAM. The guest's firmware and Xen use the addresses from here to 4 GiB.
+/// First frame of the range below 4 GiB that never contains RAM. The guest's firmware and Xen use the addresses from
+/// here to 4 GiB.
 const LOW_END: u64 = 0xf_0000;
 /// Frame at 4 GiB.
 const FRAME_AT_4_GIB: u64 = 0x10_0000;
@@ -97,7 +98,7 @@ impl Ram {
         gauge(link);
     }
 
-    /// Rechecks chunks with holes. Returns true if any chunk still has holes.
+    /// Rechecks chunks with holes. Returns true if any chunk had holes.
     pub fn look_at_holes(&mut self, target: &dyn Target, link: &Link, device: &mut dyn Device) -> bool {
         let holes: Vec<_> = (0..).zip(&self.pieces).filter(|(_, piece)| !piece.is_whole()).map(|(at, _)| at).collect();
         for &place in &holes {
@@ -107,7 +108,7 @@ impl Ram {
         !holes.is_empty()
     }
 
-    /// Returns true if a chunk has a hole.
+    /// Returns true if any chunk has a hole.
     pub fn has_holes(&self) -> bool {
         self.pieces.iter().any(|piece| !piece.is_whole())
     }
@@ -219,7 +220,8 @@ fn lend(
 }
 
 fn withdraw(run: Run, link: &Link, device: &mut dyn Device) {
-    // Remove the region from the table first, so that no thread finds it while the device ends its accesses.
+    // Remove the region from the table first, so that no thread finds it while the device ends its accesses to the
+    // region.
     let region = link.memory().remove(run.gpa());
     device.dma_unmap(run.gpa(), run.size());
     drop(region);

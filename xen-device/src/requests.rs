@@ -1,7 +1,7 @@
 //! The pages that carry accesses: their layouts, and functions that take and answer requests.
 //!
-//! Xen writes these pages, not the guest, but this module does not rely on that: it copies each field once, and the
-//! user of the field validates it.
+//! Only Xen writes these pages, but this module does not trust their contents: it copies each field once, and the code
+//! that uses the field validates it.
 //!
 //! Source: `hvm/ioreq.h`.
 
@@ -23,8 +23,8 @@ mod slot {
     pub const COUNT: usize = 16;
     pub const SIZE: usize = 20;
     pub const PORT: usize = 24;
-    /// Offset of the byte whose low half contains the state. Its upper half contains flags: `data` is an address, the
-    /// access is a read, and the CPU's direction flag.
+    /// Offset of the byte whose low half contains the state. Its upper half contains three flags: `data` is an address,
+    /// the access is a read, and the CPU's direction flag is set.
     pub const STATE: usize = 30;
     pub const KIND: usize = 31;
 }
@@ -90,7 +90,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// Encodes this request as a slot, without the port.
+    /// Encodes this request as a slot, excluding the port.
     #[cfg(feature = "fake")]
     pub(super) fn bytes(&self, state: u8) -> [u8; SLOT] {
         let mut bytes = [0; SLOT];
@@ -107,7 +107,7 @@ impl Request {
     }
 }
 
-/// Returns the page offset of a slot's field.
+/// Returns the offset in the page of a slot's field.
 fn place(number: usize, field: usize) -> Option<usize> {
     (number < SLOTS).then(|| number.saturating_mul(SLOT).saturating_add(field))
 }

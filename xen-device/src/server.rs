@@ -45,7 +45,7 @@ impl XenServer {
         Self { options, hypervisor, store, done: None }
     }
 
-    /// Serves the domain each time it exists, until `stop` is set. `device` must have been created with a clone of
+    /// Serves the domain whenever it exists, until `stop` is set. `device` must have been created with a clone of
     /// `link`.
     ///
     /// # Errors
@@ -75,8 +75,8 @@ impl XenServer {
     fn serve(&mut self, found: Found, link: &Link, device: &mut dyn Device, stop: &StopHandle) -> io::Result<()> {
         let (domain, name) = (found.id, self.options.domain.to_string());
         self.done = Some(domain);
-        // Mapping a page that such a domain has not used yet would reduce the number of pages that the domain may still
-        // use.
+        // For a domain with a target below its maximum, mapping an unused page would reduce the number of pages that
+        // the domain may still use.
         if found.target_kib < found.most_kib {
             let Found { most_kib, target_kib, .. } = found;
             tracing::error!(

@@ -19,8 +19,8 @@ use crate::ram::Ram;
 use crate::requests::{self, Request, SLOTS, kind};
 use crate::store::{Found, Store};
 
-/// TIMEOUT: interval between two checks of memory with holes. The reaction to a guest that takes memory back need not
-/// be fast.
+/// TIMEOUT: interval between two checks of memory with holes. The server need not react quickly when a guest takes
+/// memory back.
 const HOLES: Duration = Duration::from_millis(500);
 /// Number of requests after which other events are checked, even if more requests arrive.
 const MAX_ROUNDS: u32 = 256;
@@ -44,7 +44,7 @@ pub(crate) enum Ended {
 #[derive(Clone, Copy, Debug)]
 struct Cpu {
     number: usize,
-    /// Port of the server.
+    /// The server's port for this virtual CPU.
     port: u32,
     /// True if the port has fired and is still masked.
     silent: bool,
@@ -83,7 +83,7 @@ impl<'a> Session<'a> {
         let mut cpus = Vec::new();
         for number in 0..SLOTS {
             match requests::port(target.requests(), number) {
-                // The ports are written when the server is enabled.
+                // Xen writes the ports when the server is enabled, so 0 means that no such virtual CPU exists.
                 0 => continue,
                 port => cpus.push(Cpu { number, port: target.bind(port)?, silent: false }),
             }
@@ -157,7 +157,7 @@ impl<'a> Session<'a> {
         self.device.disconnected();
     }
 
-    /// Serves requests until none arrives for some time. Returns true if more work is ready.
+    /// Serves requests until none arrives within the polling time. Returns true if more work is ready.
     fn serve(&mut self) -> bool {
         let mut spinning = None;
         let mut served = 0;
@@ -186,7 +186,7 @@ impl<'a> Session<'a> {
         true
     }
 
-    /// Returns true if a virtual CPU is waiting for an answer.
+    /// Returns true if any virtual CPU's request is ready.
     fn is_ready(&self) -> bool {
         self.cpus.iter().any(|cpu| requests::is_ready(self.target.requests(), cpu.number))
     }

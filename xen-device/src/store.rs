@@ -10,13 +10,13 @@ use thiserror::Error;
 use crate::hypervisor::DomainId;
 use crate::wire::{Connection, DEVICE, kind};
 
-/// Maximum length of a domain name.
+/// Maximum length of a domain name in bytes.
 const MAX_NAME: usize = 255;
-/// First reserved domain ID, above all domains.
+/// First reserved domain ID, above the IDs of all domains.
 const RESERVED: DomainId = 0x7ff0;
 
 /// Port of an event channel that never exists. Before libxl requests a suspend, it binds the port that the domain has
-/// set for this purpose, and gives up if this fails.
+/// set for this purpose, and cancels the suspend if this fails.
 const NO_PORT: &str = "0";
 
 /// The domain to serve: its ID, or its name, which persists across reboots.
@@ -69,7 +69,7 @@ pub struct Found {
 
 /// A domain list that reports changes.
 pub trait Store: Send + fmt::Debug {
-    /// Finds an existing domain.
+    /// Returns the domain with the given name or ID, or `None` if it does not exist.
     ///
     /// # Errors
     /// Returns an error if the list cannot be read.
@@ -81,14 +81,14 @@ pub trait Store: Send + fmt::Debug {
     /// Returns an error if the list cannot be read.
     fn exists(&mut self, id: DomainId) -> io::Result<bool>;
 
-    /// Makes the toolstack refuse to save or migrate a domain before it sends the domain a request. If `refused` is
-    /// false, permits both again.
+    /// Makes the toolstack refuse to save or migrate a domain before the toolstack asks the domain to suspend. If
+    /// `refused` is false, permits both again.
     ///
     /// # Errors
     /// Returns an error if xenstore rejects the change, or the domain no longer exists.
     fn refuse_saves(&mut self, id: DomainId, refused: bool) -> io::Result<()>;
 
-    /// Takes reported changes. Returns true if there were any.
+    /// Consumes all reported changes. Returns true if there were any.
     ///
     /// # Errors
     /// Returns an error if the list cannot be read.
@@ -145,7 +145,7 @@ impl Store for XenStore {
         let list = self.0.ask(kind::DIRECTORY, &["/local/domain"])?.unwrap_or_default();
         let ids = list.split(|byte| *byte == 0).filter_map(|id| std::str::from_utf8(id).ok()?.parse().ok());
         let mut ids: Vec<DomainId> = ids.filter(|id| *id != 0).collect();
-        // While a domain reboots, the old and the new domain may both exist for some time.
+        // While a domain reboots, the old and the new domain may both exist for some time, so try the highest ID first.
         ids.sort_unstable_by(|a, b| b.cmp(a));
         for id in ids {
             if self.text(&format!("/local/domain/{id}/name"))?.as_ref() == Some(wanted)
@@ -164,7 +164,7 @@ impl Store for XenStore {
 
     fn refuse_saves(&mut self, id: DomainId, refused: bool) -> io::Result<()> {
         let path = format!("/local/domain/{id}/device/suspend/event-channel");
-        // The domain owns this node until only domain 0 may write it.
+        // The domain owns this node. While saves are refused, only domain 0 may write to the node.
         let (value, permissions) = match refused {
             true => (NO_PORT, ["n0".to_owned(), format!("r{id}")].to_vec()),
             false => ("", [format!("n{id}")].to_vec()),

@@ -69,7 +69,7 @@ impl Connection {
         self.ask_with(kind, words, "")
     }
 
-    /// Calls [`Self::ask`] with an additional last word, which is not NUL-terminated.
+    /// Sends a request like [`Self::ask`], with an additional last word, which is not NUL-terminated.
     pub fn ask_with(&mut self, kind: u32, words: &[&str], last: &str) -> io::Result<Option<Vec<u8>>> {
         let words = words.iter().flat_map(|word| word.bytes().chain([0]));
         let payload: Vec<u8> = words.chain(last.bytes()).collect();
@@ -96,7 +96,7 @@ impl Connection {
         }
     }
 
-    /// Takes the events that have arrived. Returns true if there were any.
+    /// Consumes the watch events that have arrived. Returns true if there were any.
     pub fn changed(&mut self) -> io::Result<bool> {
         self.receive()?;
         while let Some((header, _)) = self.message()? {
@@ -119,7 +119,7 @@ impl Connection {
     fn receive(&mut self) -> io::Result<()> {
         let mut bytes = [0; MAX_PAYLOAD];
         loop {
-            // All received messages have been handled, so at most one message and one read are kept.
+            // Stop reading until the received messages have been handled, so that the buffer stays small.
             if self.received.len() > MAX_PAYLOAD.saturating_mul(4) {
                 return Ok(());
             }
@@ -133,7 +133,7 @@ impl Connection {
         }
     }
 
-    /// Takes one complete message from the received bytes.
+    /// Removes one complete message from the received bytes.
     fn message(&mut self) -> io::Result<Option<(Header, Vec<u8>)>> {
         let bytes = self.received.make_contiguous();
         let Ok((header, rest)) = Header::read_from_prefix(bytes) else { return Ok(None) };

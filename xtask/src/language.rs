@@ -1,5 +1,5 @@
-//! The language lint: counts words that make comments hard to read, per package, and compares the counts with budgets
-//! that may only fall.
+//! The language lint: for each package, counts words that make comments hard to read, and compares the counts with
+//! budgets that may only fall.
 //!
 //! `cargo xtask check` fails if a package has more of these words than `language.toml` permits. `cargo xtask language`
 //! prints the counts of each package. With `--lower`, it writes lower counts to that file. It never raises a budget.
@@ -18,7 +18,8 @@ use crate::run::root;
 /// Path of the file with the budgets, relative to the root of the workspace.
 const BUDGETS: &str = "xtask/language.toml";
 
-/// Pronouns that replace a noun. They are concatenated from halves, because the lint also reads this file.
+/// Relative and interrogative pronouns that often replace a precise noun. They are concatenated from halves, because
+/// the lint also reads this file.
 const PRONOUNS: [&str; 4] = [concat!("w", "ho"), concat!("w", "hoever"), concat!("w", "hom"), concat!("w", "hat")];
 
 /// Archaic connectives.
@@ -57,7 +58,7 @@ impl Counts {
     }
 }
 
-/// Returns the number of whole-word occurrences in lower-case text.
+/// Returns the number of whole-word occurrences of `word` in `text`, which must be in lower case.
 fn occurrences(text: &str, word: &str) -> usize {
     let is_letter = |character: Option<char>| character.is_some_and(|c| c.is_alphanumeric() || c == '_');
     let whole = |at: &usize| {

@@ -78,8 +78,8 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("locks", &[]),
     ("vfio-host", &["nvspec"]),
     ("vfio-card", &["card", "nvspec", "vfio-host"]),
-    // This crate only chooses a card: `config` has the rules that cards must obey, and the daemon reads the links from
-    // their owners.
+    // This crate only chooses a card: `config` has the rules that cards must obey, and the daemon reads the cards'
+    // links from their owners.
     ("placement", &[]),
     ("config", &["channels", "placement", "sched", "shadow-pt", "vfio-host", "vram"]),
     ("api", &["config", "sched"]),
@@ -363,7 +363,7 @@ pub fn layers(metadata: &Metadata) -> Vec<String> {
     problems
 }
 
-/// Returns true if the manifest has a dependency that the layers cover.
+/// Returns true if the package depends on `name` outside its tests.
 fn uses(package: &Package, name: &str) -> bool {
     package.dependencies.iter().any(|d| d.kind != DependencyKind::Development && d.name == name)
 }

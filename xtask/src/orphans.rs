@@ -61,7 +61,7 @@ fn without_turns(path: &Path) -> PathBuf {
 
 fn reach(roots: Vec<PathBuf>) -> BTreeSet<PathBuf> {
     let mut reached = BTreeSet::new();
-    // A crate root has its modules in its own folder, regardless of its name.
+    // The modules of a crate root are in the root's folder, regardless of the root's file name.
     let mut queue: VecDeque<_> = roots.into_iter().map(|r| (r, true)).collect();
     while let Some((path, is_root)) = queue.pop_front() {
         let path = without_turns(&path);

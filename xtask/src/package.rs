@@ -116,7 +116,7 @@ fn made(spec: &Spec, recipe: &Recipe, args: &PackageArgs, out: &Path) -> Result<
     Ok(problems)
 }
 
-/// Returns the time of the last commit, unless the environment overrides it.
+/// Returns the time of the last commit in seconds since 1970, unless the environment overrides it.
 fn epoch() -> Result<u64> {
     let text = match std::env::var("SOURCE_DATE_EPOCH") {
         Ok(text) => text,
@@ -128,7 +128,7 @@ fn epoch() -> Result<u64> {
     text.trim().parse().context("set SOURCE_DATE_EPOCH to seconds since 1970")
 }
 
-/// Returns a program's output.
+/// Runs a program, and returns its standard output. Fails unless the program succeeds.
 fn output(command: &mut Command) -> Result<Vec<u8>> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.stdin(Stdio::null()).output().with_context(|| format!("cannot start {name}"))?;

@@ -36,7 +36,7 @@ fn place(path: &Path) -> Option<(String, Vec<String>)> {
     Some((folder, modules))
 }
 
-/// Calls [`place`], but only for crates under `mediator/`.
+/// Works like [`place`], but only for crates under `mediator/`, and omits this prefix.
 fn room(path: &Path) -> Option<(String, Vec<String>)> {
     let (folder, modules) = place(path)?;
     folder.strip_prefix("mediator/").map(|name| (name.to_owned(), modules))
@@ -47,7 +47,7 @@ fn is_test(modules: &[String]) -> bool {
     modules.iter().any(|module| module == "tests" || module == "interleavings" || module == "fixture")
 }
 
-/// Returns the text without the unit tests at its end.
+/// Returns the text up to the unit tests at its end.
 fn product(text: &str) -> &str {
     text.split("#[cfg(test)]\nmod tests {").next().unwrap_or(text)
 }
@@ -236,7 +236,7 @@ fn declared(text: &str) -> Vec<Declared<'_>> {
     found
 }
 
-/// Returns public items that neither another crate nor another public declaration in their crate names.
+/// Returns public items that are named neither by another crate nor by another public declaration in their own crate.
 pub fn unnamed(files: &[File]) -> Vec<String> {
     let mut items: BTreeMap<String, Vec<Declared<'_>>> = BTreeMap::new();
     let mut named: Vec<(Option<String>, BTreeSet<&str>)> = Vec::new();

@@ -1,4 +1,4 @@
-//! Runs child processes: runs cargo in the workspace, and shows output as it arrives.
+//! Runs child processes, such as cargo in the workspace, and shows their output as it arrives.
 
 use std::env;
 use std::io::{BufRead, BufReader};

@@ -1,7 +1,7 @@
 //! Runs tests in parallel, each in its own process, and measures each of them.
 //!
-//! With separate processes, the runner can measure each test's duration and the CPU time of all its processes, which is
-//! comparable even on a busy host. Tests of different programs can also run concurrently.
+//! With separate processes, the runner can measure each test's duration and the CPU time of all its processes. The CPU
+//! time is comparable even on a busy host. Tests of different programs can also run concurrently.
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;
@@ -21,7 +21,7 @@ use crate::programs::Program;
 use crate::tally::Tally;
 use crate::watch;
 
-/// Ticks per second of CPU times in `/proc`. This is the same on every Linux.
+/// Number of ticks per second in the CPU times of `/proc`. This is the same on every Linux.
 const TICKS_PER_SECOND: u64 = 100;
 
 /// Number of lines repeated at the end for each panic or error.
@@ -54,7 +54,7 @@ pub enum Load {
 /// Measured times of a test.
 #[derive(Clone, Debug)]
 pub struct Taken {
-    /// Package, target and name.
+    /// Package, target and name of the test.
     pub test: String,
     /// Target of the program. For an integration test, this is the name of its suite.
     pub target: String,
@@ -76,7 +76,7 @@ pub struct Outcome {
 /// A failed test, and the reason.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// Package, target and name.
+    /// Package, target and name of the test.
     pub test: String,
     /// Target of the program.
     pub target: String,
@@ -209,7 +209,7 @@ pub fn run(tests: &[Test<'_>], manner: &Manner<'_>) -> Result<Outcome> {
                 let (test, target) = (taken.test.clone(), taken.target.clone());
                 outcome.failures.push(Failure { test, target, why: reasons(&output) });
             }
-            // Show the hardware and the scale of a test even if it passes.
+            // Show a test's reports, such as its hardware and scale, even if it passes.
             let begin = format!("test {} ... ", test.name);
             let lines = output.lines().map(|line| line.strip_prefix(&begin).unwrap_or(line));
             lines.filter(|line| passed && line.starts_with(REPORT)).for_each(|line| println!("  {line}"));
@@ -279,13 +279,12 @@ pub fn written(file: &File) -> io::Result<String> {
 /// Returns true if a program reports that it runs exactly one test. Given an unknown name, it would run no test and
 /// succeed.
 ///
-/// The program reports this before any of the test's threads start, because they may print into the program's last
-/// lines.
+/// This report precedes all output of the test's threads. That output may be mixed with the program's last lines.
 fn began_one(output: &str) -> bool {
     output.trim_start().starts_with("running 1 test\n")
 }
 
-/// Returns true if a line starts the reason for a failure. The first such line follows the name of the test.
+/// Returns true if a line starts the reason for a failure. The reason may follow the test's name on the same line.
 fn is_reason(line: &str) -> bool {
     line.contains(" panicked at ") || line.rsplit(" ... ").next().is_some_and(|line| line.starts_with("Error: "))
 }
@@ -325,7 +324,7 @@ fn cpu_of(stat: &str) -> Option<Duration> {
 /// Returns the sum of the CPU times starting at field `first`: user and system time of the process, and then of its
 /// children.
 fn ticks(stat: &str, first: usize) -> Option<Duration> {
-    // Eleven fields precede the times after the program name, which may contain any characters.
+    // After the program name, which may contain any characters, eleven fields precede the times.
     let fields = stat.rsplit_once(") ")?.1.split(' ').skip(11).take(4);
     let ticks: Vec<u64> = fields.map(|field| field.parse().ok()).collect::<Option<_>>()?;
     let ticks: u64 = ticks.get(first..).filter(|ticks| !ticks.is_empty())?.iter().sum();

@@ -22,7 +22,7 @@ const DIRTY: [u64; 4] = [1, 2, 3, 6];
 /// Bounds on the minimum number of copied chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Optimum {
-    /// Lower bound of the number of copied chunks.
+    /// Lower bound on the number of copied chunks.
     pub(super) least: u64,
     /// Number of copied chunks in the best schedule found.
     pub(super) reached: u64,
@@ -79,7 +79,8 @@ fn farthest(pieces: &[Piece<'_>], uses: &Uses, vms: usize, capacity: usize, divi
     memory.copied()
 }
 
-/// Returns the minimum number of evictions of chunks between a write and the chunk's next use or the end.
+/// Returns the minimum number of evictions of written chunks: those between a write to a chunk and the chunk's next
+/// use, or the end.
 fn fewest_outs(pieces: &[Piece<'_>], uses: &Uses, capacity: usize) -> u64 {
     // Chunks kept until their next use, sorted by that use. Each was written at its last use.
     let mut kept: BTreeSet<(usize, Chunk)> = BTreeSet::new();

@@ -86,7 +86,8 @@ pub(super) struct Instance<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece<'a> {
     pub(super) vm: usize,
-    /// Chunks that the step's submission references, for the first step of a submission.
+    /// Chunks whose use the mediator had observed when it received the step's submission. Set only for the first step
+    /// of a submission.
     pub(super) seen: Option<&'a BTreeSet<u32>>,
     pub(super) step: &'a Step,
 }

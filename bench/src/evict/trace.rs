@@ -25,8 +25,8 @@ const VM: TenantId = TenantId(0);
 /// Size of the VM's VRAM in MiB.
 const VM_MIB: u64 = 64;
 
-/// Bytes of a chunk that are used. Both numbers are 0 if only the mediator observed the use (code, constants, and the
-/// driver's rings).
+/// Numbers of bytes read and written in a chunk. Both are 0 if only the mediator observed the use (code, constants, and
+/// the driver's rings).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Use {
     pub(super) read: u64,
@@ -39,7 +39,7 @@ pub(super) type Step = BTreeMap<u32, Use>;
 /// A submission or a transfer by the guest's CPU, with the chunks that it uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Submission {
-    /// Chunks with uses that the mediator had observed when it received the submission.
+    /// Chunks whose use the mediator had observed when it received the submission.
     pub(super) seen: BTreeSet<u32>,
     pub(super) steps: Vec<Step>,
 }

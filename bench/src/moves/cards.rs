@@ -1,5 +1,5 @@
-//! Moves a VM that does work back and forth between two cards of a daemon. Measures the number of bytes copied, and the
-//! VM's pauses relative to the time that this CPU needs to copy the VM's memory once.
+//! Moves a working VM back and forth between two cards of a daemon. Measures the number of bytes copied, and the VM's
+//! pauses relative to the time that this CPU needs to copy the VM's memory once.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -47,7 +47,7 @@ fn copy_rate() -> f64 {
 /// Names of a pause's phases, as reported by the daemon.
 const PARTS: [&str; 5] = ["rest", "still", "memory", "anew", "go_on"];
 
-/// One move.
+/// A move of the VM to the other card.
 struct Move {
     /// Durations of the pause's phases, in ms.
     parts: [f64; PARTS.len()],

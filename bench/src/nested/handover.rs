@@ -11,7 +11,7 @@ use simgpu::Config;
 use super::Values;
 use crate::report::Metric;
 
-/// Size of a card in MiB.
+/// VRAM size of a card in MiB.
 const CARD_MIB: u32 = 64;
 /// VRAM size of a VM in MiB.
 const VM_MIB: u64 = 16;
@@ -64,7 +64,7 @@ impl Scene {
         self.rig.host.lock().tenancy_counts().map_or(0, |counts| counts.cleared)
     }
 
-    /// Makes copies for the two VMs in alternation, and records the duration of each copy in microseconds.
+    /// Runs copies for the two VMs in alternation, and records their mean duration in microseconds.
     fn round(&mut self) {
         let began = Instant::now();
         for _ in 0..HANDOVERS_PER_MEASUREMENT / 2 {

@@ -2,8 +2,8 @@
 //! with the modified driver. The baseline is a VM with a passed-through card.
 //!
 //! As in the paper, each context launches `madd` repeatedly, on a card with a fixed kernel duration. From the counts, a
-//! model ([`crate::model`]) computes the cost of contexts without their kernels, for guests and for the host. Measured
-//! times would not be meaningful, because the emulated guests share two CPUs.
+//! model ([`crate::model`]) computes the cost of contexts, excluding their kernels, for guests and for the host.
+//! Measured times would not be meaningful, because the emulated guests share two CPUs.
 
 use std::time::Instant;
 
@@ -24,7 +24,7 @@ const MAX_VMS: usize = 8;
 const MEMORY_MIB: u32 = 320;
 /// VRAM size of a VM in MiB.
 const VRAM_MIB: u32 = 48;
-/// Size of the card in MiB.
+/// VRAM size of the card in MiB.
 const CARD_MIB: u32 = 64 + MAX_VMS as u32 * VRAM_MIB;
 /// Number of launches per context. The paper uses 10,000.
 const LAUNCHES: u32 = 100;
@@ -106,7 +106,7 @@ impl Host {
     }
 }
 
-/// Sum of counts.
+/// Sums counts, or returns the first error.
 trait SumUp {
     fn sum_up(self) -> Result<Counts>;
 }
@@ -139,7 +139,7 @@ pub fn run(request: &Request) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Returns the figures per context for one way, in comparison with a single context.
+/// Returns the figures per context for one way to provide a card, in comparison with a single context.
 fn figures(name: &str, platform: Platform, runs: &[Run]) -> Result<Vec<Metric>> {
     let bill = |run: &Run| Bill::for_counts(platform, &run.counts.times(1.0 / run.contexts as f64));
     let alone = bill(runs.first().context("no measurement")?);

@@ -41,7 +41,7 @@ fn settled(daemon: &Daemon, vm: &str) -> Result<Counts> {
     Ok(before)
 }
 
-/// Counts the operations for unbinding and rebinding the driver.
+/// Counts the operations of unbinding and rebinding the driver.
 pub fn driver(daemon: &Daemon, vm: &Vm) -> Result<Phases> {
     let before = total(daemon, vm.name())?;
     vm.run_within("unbind", LOAD_LIMIT)?.success()?;
@@ -83,7 +83,7 @@ pub fn marked(
     Ok(phases)
 }
 
-/// Adds the copies reported by the guest.
+/// Sets the numbers of copied bytes to those that the guest has reported.
 fn with_copies(counts: Counts, line: &str) -> Counts {
     let said = |key: &str| {
         let value = line.split_whitespace().find_map(|word| word.strip_prefix(key)?.strip_prefix('='));

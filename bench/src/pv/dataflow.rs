@@ -29,7 +29,7 @@ const FLOWS: [(&str, &str, u32); 6] = [
 const TILE: f64 = 16.0;
 const PEER: &str = "Gdev: down to 0.67";
 
-/// A method for passing outputs to the next node.
+/// Measurements of a method for passing outputs to the next node.
 #[derive(Default)]
 struct Side {
     ms: Vec<f64>,

@@ -24,7 +24,7 @@ const TITLES: [(&str, &str); 9] = [
 const MAX_SHOWN: f64 = 3.0;
 /// Value above which bars of modelled times are clipped. Their scale is logarithmic.
 const MODEL_TOP: f64 = 1000.0;
-/// Numbers of contexts.
+/// Numbers of contexts shown in the chart.
 const CONTEXTS: [&str; 4] = ["1", "2", "4", "8"];
 /// Ways of creating the contexts, with their names in the results and in the chart.
 const WAYS: [(&str, &str); 6] = [

@@ -144,8 +144,8 @@ fn counted(name: &str, counts: &Counts) -> Vec<Metric> {
     .collect()
 }
 
-/// Returns the time that is common to all kinds, in seconds. This is the fastest time of each phase, scaled to a real
-/// CPU. It includes messages and the software card, so it exceeds the guest's own time.
+/// Returns the time that is common to all kinds, in seconds. This is the sum of each phase's fastest time, scaled to a
+/// real CPU. It includes messages and the software card, so it exceeds the guest's own time.
 fn common(table: &Table, workload: &'static str, factor: f64) -> Result<f64> {
     let mut seconds = 0.0;
     for phase in PHASES {

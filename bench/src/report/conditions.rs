@@ -36,7 +36,8 @@ fn root() -> &'static Path {
     folder.parent().unwrap_or(folder)
 }
 
-/// Makes an argument's path within `root` relative, because results files are read on other machines.
+/// Makes an argument relative to `root` if it is a path within `root`, because results files are read on other
+/// machines.
 fn within(root: &Path, arg: &str) -> String {
     Path::new(arg).strip_prefix(root).ok().and_then(Path::to_str).unwrap_or(arg).to_owned()
 }

@@ -44,7 +44,7 @@ impl Record {
         self.ended.contains(benchmark)
     }
 
-    /// Replaces figures that have the same name as a new figure, and appends the others.
+    /// Adds new figures. A new figure replaces an earlier one with the same name.
     ///
     /// # Errors
     /// Returns an error if the file cannot be written.

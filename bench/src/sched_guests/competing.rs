@@ -9,7 +9,7 @@ use super::{
 };
 use crate::report::{Metric, Record};
 
-/// Numbers of kernel rounds in the two halves of the VMs. The first kernels take 0.4 and 1.9 ms (GPUvm's `madd` and
+/// Number of rounds of each kernel, for each half of the VMs. The first kernels take 0.4 and 1.9 ms (GPUvm's `madd` and
 /// `long-madd`, to the extent that its paper specifies them). The next ones take 0.4, 1.9 or 5 ms in both halves. The
 /// last ones take 0.4 and 5 ms.
 const KERNEL_ROUNDS: [(u32, u32); 5] = [(MADD, LONG_MADD), (1, 1), (5, 5), (13, 13), (1, 13)];

@@ -17,8 +17,8 @@ const COPY: u64 = (COPY_MIB_PER_S << 20) * 2 / 1000;
 /// and a window of history.
 const ARRIVAL: u64 = HALF;
 
-/// Returns the start of a load and the start of the next load. If there is no next load, returns the end of the run
-/// instead.
+/// Returns the time from a load's start to the next load's start, or to the end of the run, in ns. Excludes [`ARRIVAL`]
+/// next to each start.
 fn between(outcome: &Outcome, load: usize) -> Result<(u64, u64)> {
     let from = outcome.marks.get(load).context("a load that has not begun")? + ARRIVAL;
     let until = outcome.marks.get(load + 1).map_or(outcome.length, |next| next.saturating_sub(ARRIVAL));

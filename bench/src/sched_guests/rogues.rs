@@ -39,7 +39,7 @@ pub fn run(stage: &mut Stage) -> Result<Vec<Metric>> {
         let stretched = stretched.collect::<Result<Vec<_>>>()?.into_iter().fold(0.0, f64::max);
         let account = &outcome.after[fourth];
         metrics.extend([
-            // For a share of 25 %, the target corresponds to one percent of the total time.
+            // For a share of 25 %, the target permits a loss of one percent of the total time.
             percent(format!("{row}.neighbours"), received / entitled).target(Target::AtLeast(96.0)),
             percent(format!("{row}.neighbours_did"), least(&work(&outcome), &behaved)).target(Target::AtLeast(96.0)),
             // Ratio of a kernel's duration to its card time. The excess is time during which the rogue used the card.

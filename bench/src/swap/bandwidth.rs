@@ -14,7 +14,7 @@ use super::{CHUNK, WAIT_TIMEOUT, division, time};
 use crate::report::{Metric, Target, median};
 use rig::in_process_vm::{CardConfig, MIB, account, guest, wait};
 
-/// Number of bytes per copy or move.
+/// Number of bytes copied or moved per measurement.
 pub(super) const BYTES: u64 = 32 * MIB;
 /// Guest VRAM address of the buffer, which is a chunk boundary for every chunk size.
 pub(super) const BUFFER_AT: u64 = 64 * MIB;
@@ -41,7 +41,7 @@ pub(super) struct Scene {
 
 impl Scene {
     pub(super) fn new(chunk_bytes: u64, time: Option<TimeModel>) -> Result<Self> {
-        // Prevent the mover from moving chunks back, even if a busy host gives it enough time.
+        // Prevent the mover from moving chunks back, even if a busy host delays this benchmark.
         let mut division = division();
         division.balance.return_interval_ns = u64::try_from(WAIT_TIMEOUT.as_nanos())?;
         let config = CardConfig { chunk_bytes, time, division, ..CardConfig::new(192, 192) };
@@ -84,8 +84,7 @@ impl Scene {
         Ok(BYTES as f64 / began.elapsed().as_secs_f64())
     }
 
-    /// Returns the speed of moving chunks in bytes per second, and the time for which the VM is suspended in
-    /// milliseconds.
+    /// Returns the speed of moving chunks in bytes per second, and the VM's suspension time in milliseconds.
     pub(super) fn relocate(&mut self, chunks: std::ops::Range<u64>, to: To) -> Result<(f64, f64)> {
         let steps: Vec<_> = chunks.map(|index| Step { vm: TenantId(0), index: index as u32, to }).collect();
         let began = Instant::now();
@@ -114,10 +113,10 @@ fn middle(values: &[f64]) -> Result<f64> {
     median(values).context("no measurement")
 }
 
-/// Speeds in both directions. Each one was measured in alternation with its baseline.
+/// Speeds in both directions, in bytes per second. Each one was measured in alternation with its baseline.
 struct Rates {
-    /// Speeds if the target is unused host memory, which the host must first allocate: the relocation speed, the
-    /// suspension time in milliseconds, and the plain copy speed.
+    /// Relocation speed, and suspension time in milliseconds, if the target is unused host memory, which the host must
+    /// first allocate.
     out_fresh: (f64, f64),
     plain_out_fresh: f64,
     out: f64,

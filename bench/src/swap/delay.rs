@@ -1,6 +1,5 @@
-//! GPUswap's figures 6 and 9: the time for which a VM waits for other VMs' memory, and the suspension time of those
-//! VMs. Both are relative to the time for copying the evicted bytes, and are measured by request size and by chunk
-//! size.
+//! GPUswap's figures 6 and 9: the time that a VM waits for other VMs' memory, and the suspension time of those VMs.
+//! Both are relative to the time for copying the evicted bytes, and are measured by request size and by chunk size.
 
 use std::time::Instant;
 
@@ -14,7 +13,7 @@ use crate::report::interval::{Interval, mean};
 use crate::report::{Metric, Target};
 use rig::in_process_vm::{CardConfig, MIB, account, guest, wait};
 
-/// Size of the card in MiB. The victim uses all card memory.
+/// VRAM size of the card in MiB. The victim uses all of it.
 const CARD_MIB: u64 = 48;
 /// Size of each VM's VRAM in MiB.
 const VM_MIB: u64 = 64;
@@ -87,7 +86,8 @@ fn moved_of(rig: &Rig, vm: u32) -> (u64, u64) {
     rig.host.lock().memory().moved(TenantId(vm)).map_or((0, 0), |moved| (moved.sum.bytes, moved.sum.suspended_ns))
 }
 
-/// Cost of a request: its duration in seconds and the number of evicted bytes.
+/// Cost of a request: times in seconds until its memory is usable and until all of it is on the card, the victim's
+/// suspension time in seconds, and the number of moved bytes.
 struct Cost {
     usable: f64,
     on_card: f64,

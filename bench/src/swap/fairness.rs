@@ -14,16 +14,16 @@ use super::{CHUNK, division, time};
 use crate::report::{Metric, Target};
 use rig::in_process_vm::{CardConfig, MIB, copy_line, guest, wait};
 
-/// Size of the card in MiB. The card has an odd number of chunks, so that two VMs cannot divide them evenly, as in the
-/// paper.
+/// VRAM size of the card in MiB. The card has an odd number of chunks, so that two VMs cannot divide them evenly, as in
+/// the paper.
 const CARD_MIB: u64 = 94;
 /// Memory that each VM allocates, in MiB.
 const EACH_MIB: u64 = 120;
-/// Interval at which chunks are allocated.
+/// Interval between chunk allocations of a VM.
 const ALLOCATION_INTERVAL: Duration = Duration::from_millis(25);
 /// Start time of the second VM.
 const SECOND_VM_START: Duration = Duration::from_millis(2500);
-/// Time for which each VM holds its memory.
+/// Time for which each VM keeps its memory after allocating all of it.
 const HOLD_TIME: Duration = Duration::from_millis(3500);
 /// Index of the first guest VRAM chunk that the driver does not use.
 const FIRST_FREE_CHUNK: u64 = 4;
@@ -37,7 +37,7 @@ struct Sample {
     host: [u32; 2],
 }
 
-/// Allocates one chunk at a time and uses it on the GPU, then holds all chunks, and finally verifies them.
+/// Allocates one chunk at a time and uses it on the GPU, then keeps all chunks, and finally verifies them.
 fn allocator(rig: &Rig, vm: u32) -> Result<()> {
     let mut driver = guest(rig, vm, EACH_MIB + FIRST_FREE_CHUNK * CHUNK / MIB, Limits::default())?;
     let mut channel = driver.channel(1);
@@ -104,7 +104,7 @@ pub fn run(file: Option<&Path>) -> Result<Vec<Metric>> {
         .skip_while(|sample| sample.card[1] + 1 < card / 2)
         .collect();
     ensure!(!both.is_empty(), "the two VMs never competed for the card");
-    // Evaluate only the final state, because the next chunk of a growing VM always exceeds its share by one chunk.
+    // Evaluate only the second half, because a VM that is still growing exceeds its share by one chunk.
     let settled = both.len() / 2;
     let imbalance =
         |samples: &[&Sample]| samples.iter().map(|sample| sample.card[0].abs_diff(sample.card[1])).max().unwrap_or(0);

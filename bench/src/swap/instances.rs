@@ -10,10 +10,10 @@ use crate::report::interval::{Interval, mean};
 use crate::report::{Metric, Target, order};
 use rig::in_process_vm::{CardConfig, MIB};
 
-/// Numbers of instances.
+/// Numbers of instances to measure.
 const COUNTS: [usize; 3] = [1, 2, 5];
-/// Size of the card in MiB. It is large enough for one instance of most programs, and for a fifth to a third of the
-/// memory of five instances.
+/// VRAM size of the card in MiB. It is large enough for one instance of most programs, and for a fifth to a third of
+/// the memory of five instances.
 const CARD_MIB: u64 = 20;
 /// Number of runs per configuration. The configurations alternate.
 const RUNS: usize = 5;
@@ -24,7 +24,7 @@ fn run_of(name: &str, scale: u32, count: usize, card_mib: u64) -> Result<Outcome
     several(name, scale, count, &config, Limits::default())
 }
 
-/// Measures one program.
+/// Measures one program with each number of instances.
 fn program(name: &str, scale: u32, runs: usize) -> Result<Vec<Metric>> {
     let mut plenty: [Vec<f64>; COUNTS.len()] = Default::default();
     let mut short: [Vec<f64>; COUNTS.len()] = Default::default();
@@ -49,7 +49,7 @@ fn program(name: &str, scale: u32, runs: usize) -> Result<Vec<Metric>> {
         metrics
             .push(time.within(Interval::of_ratio(short, plenty, mean)).beside("GPUswap: by the relocated bytes only"));
         metrics.push(Metric::plain(format!("{row}.moved"), middle(moved) / MIB as f64, "MiB"));
-        // The loss in excess of the minimum time that both engines need to copy these bytes.
+        // Compare the loss with the minimum time that both engines need to copy these bytes.
         let copied = middle(moved) / (LANES * BUS_RATE as f64);
         if copied > 0.0 {
             let lost = middle(short) - middle(plenty);

@@ -26,11 +26,11 @@ const CHUNK_SIZES_KIB: [u64; 4] = [128, 512, 2048, 8192];
 /// memory.
 const ROUNDS: usize = 10;
 
-/// Duration of an operation.
+/// Duration of an operation, in seconds.
 #[derive(Clone, Copy)]
 struct Took {
     all: f64,
-    /// Time in seconds without the transfer of the bytes.
+    /// Time in seconds, excluding the transfer of the bytes.
     own: f64,
 }
 
@@ -91,7 +91,7 @@ pub fn run() -> Result<Vec<Metric>> {
             let modelled = |times: &[Took]| times.iter().map(|took| (took.own + BYTES as f64 / rate) * 1e3).collect();
             for (way, relocated, plain) in [("out", out, plain_out), ("back", back, plain_back)] {
                 let (relocated, plain): (Vec<f64>, Vec<f64>) = (modelled(relocated), modelled(plain));
-                // The target corresponds to 0.9 of the speed. The other sizes are for comparison.
+                // The target corresponds to 0.9 times the speed of plain copies. The other sizes are for comparison.
                 let target = if chunk == CHUNK { Target::AtMost(1.0 / 0.9) } else { Target::None };
                 let name = format!("{row}.{link}.{way}");
                 metrics.push(Metric::ratio_of_samples(format!("{name}.to_plain"), &relocated, "ms", &plain, target));

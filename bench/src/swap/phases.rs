@@ -17,8 +17,8 @@ use super::{division, time};
 use crate::report::{Metric, Target, median};
 use rig::in_process_vm::{CardConfig, LightGpu, MIB, gpu};
 
-/// Programs and scales. One has kernels that follow graph edges, one has a single large kernel, and one has many small
-/// kernels.
+/// Names and scales of the programs. One has kernels that follow graph edges, one has a single large kernel, and one
+/// has many small kernels.
 const PROGRAMS: [(&str, u32); 3] = [("bfs", 15), ("backprop", 40), ("srad", 40)];
 /// Minimum duration of a job that runs alone, in seconds.
 const MIN_JOB_SECONDS: f64 = 8.0;
@@ -96,7 +96,7 @@ fn jobs(name: &str, scale: u32, runs: u64, count: u32, card_mib: u64, turns: Tur
     Ok(Outcome { makespan, moved, footprint: footprints.into_iter().max().unwrap_or(0) })
 }
 
-/// Compares one program in each mode with the same jobs in sequence.
+/// Compares concurrent jobs of one program in each mode with the same jobs in sequence.
 fn program(name: &str, scale: u32, rounds: usize) -> Result<Vec<Metric>> {
     let Outcome { makespan, footprint, .. } = jobs(name, scale, 3, 1, VM_MIB, Turns::by(Mode::Off))?;
     let runs = (3.0 * MIN_JOB_SECONDS / makespan).ceil() as u64;

@@ -1,5 +1,6 @@
-//! GPUswap's figure 5: two instances of a program with decreasing amounts of card memory, down to the minimum that
-//! works. Also measures the cost of relocation support if memory is sufficient. Verifies every byte of every run.
+//! GPUswap's figure 5: two instances of a program with decreasing amounts of card memory, down to the minimum with
+//! which they run correctly. Also measures the cost of relocation support if memory is sufficient. Verifies every byte
+//! of every run.
 
 use std::path::Path;
 use std::time::Instant;
@@ -14,24 +15,24 @@ use crate::report::interval::{Interval, mean};
 use crate::report::{Metric, Target, order};
 use rig::in_process_vm::{CardConfig, LightGpu, MIB, gpu};
 
-/// Programs of GPUswap's table 1.
+/// Names and scales of the programs in GPUswap's table 1.
 pub(super) const PROGRAMS: [(&str, u32); 7] =
     [("backprop", 40), ("bfs", 15), ("heartwall", 60), ("hotspot", 60), ("lud", 8), ("srad", 40), ("srad2", 40)];
 /// Size of each VM's VRAM in MiB.
 pub(super) const VM_MIB: u64 = 64;
 /// Host memory in MiB, which is sufficient for both VMs.
 pub(super) const HOST_MIB: u64 = 2 * VM_MIB;
-/// Sizes of the card in MiB, which range from sufficient for all memory to sufficient for almost none. The paper uses
-/// 500 MB to 20 MB.
+/// VRAM sizes of the card in MiB, which range from sufficient for all memory to sufficient for almost none. The paper
+/// uses 500 MB to 20 MB.
 const CARD_SIZES_MIB: [u64; 5] = [128, 20, 12, 8, 4];
-/// Size of a card that has space for both instances, in MiB.
+/// VRAM size of a card that has space for both instances, in MiB.
 const UNPRESSURED_CARD_MIB: u64 = CARD_SIZES_MIB[0];
 /// Number of runs per size. The sizes alternate, as in GPUswap.
 const RUNS: usize = 10;
 /// Number of runs on a card with spare memory, with and without relocation.
 const SPARE_MEMORY_RUNS: usize = 9;
 
-/// Result of two instances on a card.
+/// Result of running several instances on one card.
 pub(super) struct Outcome {
     /// Duration of the slower instance in seconds.
     pub(super) slower: f64,
@@ -114,7 +115,7 @@ fn sweep(name: &str, scale: u32, runs: usize) -> Result<(Vec<Metric>, Series)> {
     Ok((metrics, Series { name: name.to_owned(), points }))
 }
 
-/// Compares a card with relocation support to a card without it, with sufficient memory.
+/// Compares cards with and without relocation support, both with sufficient memory.
 fn without_pressure() -> Result<Metric> {
     let mut fastest = [f64::INFINITY; 2];
     for _ in 0..SPARE_MEMORY_RUNS {

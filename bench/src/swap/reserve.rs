@@ -12,11 +12,11 @@ use super::{CHUNK, division, time};
 use crate::report::{Metric, Target};
 use rig::in_process_vm::{CardConfig, MIB, SharedGuest, guest};
 
-/// Size of the card in MiB, which is a sixteenth of the size in the Gdev paper.
+/// VRAM size of the card in MiB, which is a sixteenth of the size in the Gdev paper.
 const CARD_MIB: u64 = 100;
-/// Size of the large job in MiB.
+/// Memory of the large job in MiB.
 const LARGE_MIB: u64 = 64;
-/// Size of each small job in MiB.
+/// Memory of each small job in MiB.
 const SMALL_MIB: u64 = 8;
 /// VRAM of a VM in addition to its job's memory, in MiB.
 const BESIDE_MIB: u64 = 16;
@@ -27,7 +27,7 @@ const RESERVE_MIB: u64 = 10;
 /// Number of passes of a job over its memory.
 const PASSES: u32 = 2;
 
-/// Runs a job to completion in its own VM, and removes the VM.
+/// Runs a job to completion in its own VM, and removes the VM. Returns the job's duration in seconds.
 fn job(rig: &Rig, vm: u32, mib: u64, limits: Limits) -> Result<f64> {
     let guest = SharedGuest::new(rig, vm, mib + BESIDE_MIB, limits);
     let mut gpu = guest.start()?;
@@ -43,7 +43,7 @@ fn job(rig: &Rig, vm: u32, mib: u64, limits: Limits) -> Result<f64> {
 }
 
 /// Starts `jobs` small jobs at the same time, alongside the large job, which keeps its memory. Returns the time until
-/// all small jobs have finished, in seconds.
+/// all small jobs have finished, in seconds, and the large job's suspension time, in ns.
 fn beside_a_large_one(jobs: u32, reserve_mib: u64) -> Result<(f64, u64)> {
     let mut division = division();
     division.reserve = u32::try_from(reserve_mib * MIB / CHUNK)?;

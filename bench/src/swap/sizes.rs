@@ -11,12 +11,12 @@ use rig::in_process_vm::{CardConfig, MIB};
 
 /// Chunk sizes in KiB. GPUswap's range is 128 to 65,536, on 100 MB.
 const CHUNK_SIZES_KIB: [u64; 5] = [128, 512, 2048, 4096, 8192];
-/// Size of the card in MiB. It does not exceed the memory of one instance of most programs.
+/// VRAM size of the card in MiB. One instance of most programs needs at least as much memory.
 const CARD_MIB: u64 = 16;
 /// Number of runs per size. The sizes alternate.
 const RUNS: usize = 5;
 
-/// Measures one program.
+/// Measures one program with each chunk size.
 fn program(name: &str, scale: u32) -> Result<Vec<Metric>> {
     let mut times: [Vec<f64>; CHUNK_SIZES_KIB.len()] = Default::default();
     let mut moved: [Vec<f64>; CHUNK_SIZES_KIB.len()] = Default::default();

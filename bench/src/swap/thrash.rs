@@ -19,7 +19,7 @@ use rig::in_process_vm::{CardConfig, MIB, account, guest, wait};
 /// Chunk size in bytes. It is small, so that a switch between quanta is short, and several switches occur within
 /// seconds.
 const CHUNK: u64 = 512 << 10;
-/// Size of the card in chunks.
+/// VRAM size of the card in chunks.
 const CARD: u64 = 22;
 /// Size of a block in bytes.
 const PIECE_BYTES: u64 = CHUNK / 2;
@@ -33,7 +33,7 @@ const VA: u64 = 0x100_0000;
 const PASSES: u64 = 500;
 /// Number of passes in modes that are much slower.
 const FEW_PASSES: u64 = PASSES / 20;
-/// Number of passes in flight. With several passes, late wake-ups on this machine affect the mean less.
+/// Number of passes in flight. With several passes in flight, late wake-ups on this machine affect the mean less.
 const QUEUED: u64 = 5;
 
 /// A job and its guest.
@@ -74,7 +74,7 @@ impl Job {
         Ok(())
     }
 
-    /// Verifies all bytes.
+    /// Verifies all bytes of the working set after `passes` passes.
     fn verify(&self, passes: u64) -> Result<()> {
         for piece in 0..PIECES_PER_JOB {
             let began_as = (piece + PIECES_PER_JOB - passes % PIECES_PER_JOB) % PIECES_PER_JOB;

@@ -94,7 +94,7 @@ impl Channels {
     /// address space before the VM resumes. Channels with work that had started are [withheld](Self::withhold).
     ///
     /// # Errors
-    /// Returns [`MoveError`] if the channels cannot arrive. Nothing is then changed.
+    /// Returns [`MoveError`] if the channels cannot arrive. In this case, nothing is changed.
     pub fn arrive(
         &mut self,
         host: &mut impl Host,
@@ -135,7 +135,7 @@ impl Channels {
         Ok(arrived)
     }
 
-    /// Assigns a number to an arriving channel, and writes the channel's data to the card.
+    /// Assigns a physical channel number to an arriving channel, and writes the channel's data to the card.
     fn install(
         &mut self,
         host: &mut impl Host,

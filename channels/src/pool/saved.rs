@@ -114,7 +114,7 @@ pub(crate) struct SavedVm {
     pub(crate) unlisted: Vec<u8>,
     /// Rejected channels, sorted by guest channel number.
     pub(crate) refused: Vec<(u8, SavedRefused)>,
-    /// Guest channel number of unbound channels, with GP_GET, GP_FETCH and GP_PUT.
+    /// Guest channel numbers of unbound channels, with GP_GET, GP_FETCH and GP_PUT.
     pub(crate) saved: Vec<(u8, [u32; 3])>,
     news: u32,
     told: bool,
@@ -389,7 +389,7 @@ impl Bound {
             span,
             userd,
             contexts,
-            // The pointer is in the card's block before the channel is saved or arrives on another card.
+            // The card's block contains the pointer by the time the channel is saved or arrives on another card.
             graphics: _,
             next_contexts,
             requested,

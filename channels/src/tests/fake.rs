@@ -1,4 +1,4 @@
-//! A fake card that executes commands and records their order. It reads the host's rings, and a guest's memory and
+//! A fake card, which executes commands from the host's rings and records their order, and a fake guest with memory and
 //! rings.
 
 use crate::{
@@ -19,11 +19,11 @@ pub(crate) const LAYOUT: Layout = Layout {
     images: VramAddr(0x4000_0000),
     graph_image: GOLDEN.len() as u64,
 };
-/// Contents of the image of a new PGRAPH context, without the first dwords.
+/// Contents of the image of a new PGRAPH context, except for the first dwords.
 pub(crate) const GOLDEN: [u8; 0x1800] = [0x60; 0x1800];
 pub(crate) const A: TenantId = TenantId(1);
 pub(crate) const B: TenantId = TenantId(2);
-/// First virtual address for the host.
+/// First virtual address of the host's range.
 const HOST: u64 = 0xff_f800_0000;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,7 +111,7 @@ impl Card {
         self.registers.get(&pfifo::CHANNEL::at(channel.0.into())).copied().unwrap_or(0)
     }
 
-    /// Returns the position in the log of the first write of `value` to the register.
+    /// Returns the position in the log of the first write of `value` to the register at `offset`.
     pub(crate) fn when(&self, offset: u32, value: u32) -> usize {
         let wanted = Did::Register(offset, value);
         self.did

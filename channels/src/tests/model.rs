@@ -1,5 +1,5 @@
 //! Rules that hold after any sequence of operations, checked against an independent model of the guest's rings, the
-//! entries pulled from them, and the fake card's observations. Used by the property tests and the fuzz target.
+//! entries pulled from them, and the fake card's observations. The property tests and the fuzz target use this model.
 
 mod audit;
 
@@ -13,7 +13,7 @@ use nvspec::fifo::{ChannelId, VirtualChannelId};
 use nvspec::instance::{ramfc, userd};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// An action by a guest, the card or the host. `bool` selects the VM, and the first `u8` selects the channel.
+/// An action by a guest, the card or the host. The first `bool` selects the VM, and the first `u8` selects the channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     /// Binds a channel with the given values in the guest's block: ring size, GP_GET, and GP_PUT.
@@ -39,7 +39,7 @@ pub(crate) enum Op {
     /// Writes an entry of the guest's ring, given by index and value.
     Write(bool, u8, u16, u64),
     Unmap(bool, u8, bool),
-    /// Makes the card fetch and execute this number of entries.
+    /// Makes the card fetch up to this number of entries.
     Fetch(bool, u8, u8),
     Execute(bool, u8, u8),
     Forge(bool, u8, u8, u32),

@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Minimum alignment of allocations in bytes, as in the driver.
 const ALIGN: u64 = 512;
-/// Alignment of allocations of at least this size, in bytes.
+/// Alignment in bytes of all allocations that are at least as large as this value.
 const LARGE_ALIGN: u64 = 2 << 20;
 
 /// Returns the number of bytes that an allocation occupies, or `None` if no range can be large enough.

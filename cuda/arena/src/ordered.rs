@@ -1,8 +1,8 @@
 //! Manages memory that programs free in stream order (`cuMemFreeAsync`).
 //!
-//! A stream may immediately reuse memory that it has freed, without a driver call, because its work runs in order.
-//! Other streams can use the memory once an event after that work has completed. The event is recorded only when an
-//! allocation needs memory.
+//! A stream may immediately reuse memory that it has freed, without a driver call, because the work in a stream runs in
+//! order. Other streams can use the memory once an event after that work has completed. The event is recorded only when
+//! an allocation needs memory.
 
 use foldhash::{HashMap, HashSet};
 
@@ -16,7 +16,7 @@ pub struct Lane {
     pub context: u64,
     /// Stream handle, or 0 for the context's default stream.
     pub stream: u64,
-    /// Set if the call used the per-thread variant.
+    /// Set if the program called the per-thread variant of the function.
     pub per_thread: bool,
 }
 
@@ -109,7 +109,7 @@ impl Ordered {
         Some(self.spare.swap_remove(at).1)
     }
 
-    /// Returns the lanes that have freed memory.
+    /// Returns the lanes with freed memory that they may reuse.
     #[must_use]
     pub fn lanes(&self) -> Vec<Lane> {
         self.loose

@@ -98,7 +98,7 @@ impl End {
 }
 
 impl BoxCopy {
-    /// Reads a `CUDA_MEMCPY2D`. Each memory type is in the low half of its word.
+    /// Decodes a `CUDA_MEMCPY2D`. Each memory type is in the low half of its word.
     pub fn from_2d(words: &[u64; WORDS_2D]) -> Self {
         let [sx, sy, sk, sh, sd, sa, sp, dx, dy, dk, dh, dd, da, dp, width, height] = *words;
         let end = |kind: u64, address, array, x, y, pitch| End { kind, address, array, x, y, pitch, ..End::default() };
@@ -108,7 +108,7 @@ impl BoxCopy {
         Self { from, to, width, height, depth: 1 }
     }
 
-    /// Reads a `CUDA_MEMCPY3D`.
+    /// Decodes a `CUDA_MEMCPY3D`.
     pub fn from_3d(words: &[u64; WORDS_3D]) -> Self {
         let [
             sx,
@@ -167,7 +167,7 @@ impl BoxCopy {
         }
     }
 
-    /// Writes a `CUDA_MEMCPY2D`.
+    /// Encodes a `CUDA_MEMCPY2D`.
     pub fn to_2d(self) -> [u64; WORDS_2D] {
         let (f, t) = (self.from, self.to);
         [
@@ -190,7 +190,7 @@ impl BoxCopy {
         ]
     }
 
-    /// Writes a `CUDA_MEMCPY3D`.
+    /// Encodes a `CUDA_MEMCPY3D`.
     pub fn to_3d(self) -> [u64; WORDS_3D] {
         let (f, t) = (self.from, self.to);
         [
@@ -297,7 +297,7 @@ mod tests {
         (from.x, from.y, from.z) = (10, 1, 2);
         let copy = BoxCopy { from, to: linear(0, 0, 0), width: 20, height: 3, depth: 2 };
         let spread = copy.spread().expect("fits");
-        // Layer 2 begins at row 10, and the box at row 11. Its last row is row 18.
+        // Layer 2 begins at row 10, and the box at row 11. The box's last row is row 18.
         let first = 1000 + 11 * 100 + 10;
         let expected = Bytes { start: first, count: 7 * 100 + 20 };
         assert_eq!(spread.touched(spread.from), Some(expected));

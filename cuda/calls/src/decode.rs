@@ -1,8 +1,8 @@
 //! Worker side: decodes and checks the arguments of calls, and encodes their results.
 //!
 //! The decoder works on a private copy of the words. Each length and count is checked against the number of available
-//! words and against the free space of the [`Arena`]. Handles are looked up. Card addresses are left to the driver to
-//! check.
+//! words and against the free space of the [`Arena`]. Handles are replaced with the driver's handles. Addresses must
+//! not be in the worker's memory. The driver checks card addresses.
 
 use crate::boxes::{ARRAY, BoxCopy, End, WORDS_2D, WORDS_3D};
 use crate::describe::{Arg, Call, Kind, MAX_ARGUMENTS, Numbered, RESOURCE_WORDS};
@@ -62,13 +62,13 @@ const NOT_SUPPORTED: i32 = 801;
 pub enum Fault {
     /// The message is invalid. The program loses its context.
     Malformed,
-    /// The call fails with this result, because the object does not exist or could not be created.
+    /// The call fails with this result code, for example because an object does not exist.
     Refused(i32),
 }
 
-/// Lookup of the objects that handles refer to.
+/// Looks up the objects that handles refer to.
 pub trait Handles {
-    /// Returns the driver's handle.
+    /// Returns the driver's handle for a guest's handle.
     ///
     /// # Errors
     /// Returns an error if the object does not exist.
@@ -148,8 +148,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Returns true if objects of this kind are destroyed together with their owner: functions with their module or
-/// library, mipmap levels with their array, and nodes with their graph.
+/// Returns true if objects of this kind are destroyed together with their owner, for example functions with their
+/// module or library, mipmap levels with their array, and nodes with their graph.
 fn ends_with(kind: Kind, owner: Kind) -> bool {
     matches!(
         (kind, owner),
@@ -160,7 +160,7 @@ fn ends_with(kind: Kind, owner: Kind) -> bool {
     )
 }
 
-/// Checks one end of a copy with explicit pitches, and replaces its array handle with the driver's.
+/// Checks one end of a copy with explicit pitches, and replaces its array handle with the driver's handle.
 ///
 /// # Errors
 /// Returns an error if the end is neither an array nor in card or guest memory.
@@ -175,7 +175,7 @@ pub fn checked_end(copy: &BoxCopy, mut end: End, handles: &dyn Handles) -> Resul
     }
 }
 
-/// Checks a copy, and replaces its array handles with the driver's.
+/// Checks a copy, and replaces its array handles with the driver's handles.
 fn checked(copy: BoxCopy, handles: &dyn Handles, refused: &mut Option<i32>) -> Result<BoxCopy, Fault> {
     let mut copy = copy.spread().unwrap_or_default();
     let ends =
@@ -190,7 +190,7 @@ fn checked(copy: BoxCopy, handles: &dyn Handles, refused: &mut Option<i32>) -> R
     Ok(copy)
 }
 
-/// Checks the resource description of a texture or surface, and replaces an array handle with the driver's.
+/// Checks the resource description of a texture or surface, and replaces an array handle with the driver's handle.
 fn checked_resource(
     words: &[u64],
     handles: &dyn Handles,

@@ -1,4 +1,4 @@
-//! Types that describe the functions.
+//! Types that describe the driver API's functions.
 
 /// Maximum number of arguments of a described function.
 pub const MAX_ARGUMENTS: usize = 12;
@@ -106,7 +106,7 @@ pub enum Treatment {
     Answered,
 }
 
-/// An argument.
+/// An argument of a described function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arg {
     /// A number or a card address, passed by value.
@@ -142,7 +142,7 @@ pub enum Arg {
     Text,
     /// A pointer to an array: element size in bytes, and index of the argument with the number of elements.
     Array(u8, u8),
-    /// Like [`Self::Array`], with one element fewer.
+    /// Like [`Self::Array`], but with one fewer element.
     ArrayButOne(u8, u8),
     /// A pointer to handles: their kind, and the index of the argument with the number of handles.
     Handles(Kind, u8),

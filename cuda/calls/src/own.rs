@@ -1,7 +1,7 @@
 //! Numbers and layouts of the messages that are not described calls.
 //!
-//! Each message begins with two words: the ring's header, and [`Route`]. The comment on each number lists the words
-//! that follow, after a colon.
+//! Each message begins with two words: the ring's header, and [`Route`]. The comment on each number lists, after a
+//! colon, the words that follow.
 
 /// Flag bits in the ring header.
 pub mod flags {

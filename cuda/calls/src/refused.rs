@@ -1,18 +1,18 @@
 //! Functions that guests cannot call: they return 801 (not supported).
 
-/// Symbols without the suffix of the per-thread variants, grouped by class.
+/// Symbols of the functions, without the suffix of the per-thread variants, grouped by topic.
 pub const REFUSED: &[&str] = &[
-    // Allocate.
+    // Allocation.
     "cuMemAlloc",
     "cuMemAllocPitch",
-    // Array.
+    // Arrays.
     "cuArray3DCreate",
     "cuArray3DGetDescriptor",
     "cuArrayCreate",
     "cuArrayGetDescriptor",
     "cuArrayGetSparseProperties",
     "cuMipmappedArrayGetSparseProperties",
-    // Capture.
+    // Captures.
     "cuStreamBeginCaptureToCig",
     "cuStreamBeginCaptureToGraph",
     "cuStreamBeginRecaptureToGraph",
@@ -20,7 +20,7 @@ pub const REFUSED: &[&str] = &[
     "cuStreamGetCaptureInfo",
     "cuStreamUpdateCaptureDependencies",
     "cuStreamUpdateCaptureDependencies_v2",
-    // Context.
+    // Contexts.
     "cuCtxAttach",
     "cuCtxCreate",
     "cuCtxDestroy",
@@ -78,7 +78,7 @@ pub const REFUSED: &[&str] = &[
     "cuMemsetD2D8",
     "cuMemsetD32",
     "cuMemsetD8",
-    // Device.
+    // Devices.
     "cuDeviceGetCliqueCount",
     "cuDeviceGetCliqueInfo",
     "cuDeviceGetExecAffinitySupport",
@@ -87,12 +87,12 @@ pub const REFUSED: &[&str] = &[
     "cuDeviceGetTexture1DLinearMaxWidth",
     "cuDeviceRegisterAsyncNotification",
     "cuDeviceUnregisterAsyncNotification",
-    // Event.
+    // Events.
     "cuEventCreateFromEGLSync",
     "cuEventDestroy",
     // Free.
     "cuMemFree",
-    // Graph.
+    // Graphs.
     "cuGraphAddBatchMemOpNode",
     "cuGraphAddDependencies_v2",
     "cuGraphAddMemAllocNode",
@@ -146,7 +146,7 @@ pub const REFUSED: &[&str] = &[
     // Information.
     "cuDeviceTotalMem",
     "cuMemGetInfo",
-    // Interop.
+    // Interoperability.
     "cuDestroyExternalMemory",
     "cuDestroyExternalSemaphore",
     "cuDeviceGetNvSciSyncAttributes",
@@ -209,7 +209,7 @@ pub const REFUSED: &[&str] = &[
     "cuWaitExternalSemaphoresAsync",
     // Mapping.
     "cuMemMapArrayAsync",
-    // Module.
+    // Modules.
     "cuFuncSetBlockShape",
     "cuFuncSetSharedSize",
     "cuKernelGetLibrary",
@@ -225,7 +225,7 @@ pub const REFUSED: &[&str] = &[
     "cuParamSetf",
     "cuParamSeti",
     "cuParamSetv",
-    // Pointer.
+    // Pointers.
     "cuMemGetAddressRange",
     "cuMemGetAttribute",
     "cuMemGetAttribute_v2",
@@ -238,7 +238,7 @@ pub const REFUSED: &[&str] = &[
     "cuMemGetDefaultMemPool",
     "cuMemGetMemPool",
     "cuMemSetMemPool",
-    // Share.
+    // Sharing.
     "cuCtxDisablePeerAccess",
     "cuCtxEnablePeerAccess",
     "cuDeviceGetFabricClusterUuid",
@@ -276,12 +276,12 @@ pub const REFUSED: &[&str] = &[
     "cuMulticastCreate",
     "cuMulticastGetGranularity",
     "cuMulticastUnbind",
-    // Stream.
+    // Streams.
     "cuStreamDestroy",
     "cuStreamGetCtx_v2",
     "cuStreamGetDevResource",
     "cuStreamGetGreenCtx",
-    // Submit.
+    // Submission.
     "cuLaunch",
     "cuLaunchCooperativeKernelMultiDevice",
     "cuLaunchGrid",
@@ -294,7 +294,7 @@ pub const REFUSED: &[&str] = &[
     "cuStreamWaitValue64",
     "cuStreamWriteValue32",
     "cuStreamWriteValue64",
-    // Texture.
+    // Textures.
     "cuSurfObjectGetResourceDesc",
     "cuSurfRefGetArray",
     "cuSurfRefSetArray",

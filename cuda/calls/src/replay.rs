@@ -9,7 +9,7 @@ use crate::own;
 /// Handling of a successful call in a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Replay {
-    /// The call has no lasting effect: queries, and completed copies.
+    /// The call has no lasting effect, like queries and completed copies.
     Nothing,
     /// The call adds work to a stream. The work has a lasting effect only in a capture.
     Work,
@@ -307,7 +307,7 @@ mod tests {
                 _ => None,
             };
             if let Some(target) = target {
-                // A result has no message word, except one that may be null.
+                // Results have no message word, except those that may be null.
                 let worded = call.args.iter().filter(|arg| !matches!(arg, Arg::Out(_)));
                 let args: Vec<&Arg> = worded.take(usize::from(*target) + 1).collect();
                 let is_word = |arg: &&Arg| matches!(arg, Arg::Word | Arg::Handle(_) | Arg::OutOptional(_));

@@ -25,7 +25,7 @@ pub const CARD_LOST: i32 = 75;
 /// A card's settings.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
-    /// Path of NVIDIA's library, or a name for the dynamic loader.
+    /// Path of NVIDIA's `libcuda.so.1`, or a name for the dynamic loader.
     pub driver: PathBuf,
     /// The card, identified by its index, its UUID with the prefix `GPU-`, or its PCI address.
     pub device: String,
@@ -52,14 +52,14 @@ pub struct Settings {
     pub rules: Rules,
     /// File that records the served processes for the next owner.
     pub journal: PathBuf,
-    /// MPS servers of share groups. Missing in settings from earlier versions.
+    /// MPS servers of share groups. This field is missing in settings from earlier versions.
     #[serde(default)]
     pub mps: Option<MpsSettings>,
-    /// Links to the owners of other cards. Missing in settings from earlier versions.
+    /// Links to the owners of other cards. This field is missing in settings from earlier versions.
     #[serde(default)]
     pub gangs: Option<GangSettings>,
-    /// Other cards to which programs could move, in the form of [`Settings::device`]. Missing in settings from earlier
-    /// versions.
+    /// Other cards to which programs could move, in the form of [`Settings::device`]. This field is missing in settings
+    /// from earlier versions.
     #[serde(default)]
     pub others: Vec<String>,
 }
@@ -106,7 +106,7 @@ pub struct Rules {
     pub return_ns: u64,
     /// Minimum time before a moved chunk can be moved back.
     pub settle_ns: u64,
-    /// Time without work after which a tenant yields to working tenants.
+    /// Time without work after which a tenant yields to tenants with work.
     pub idle_ns: u64,
     /// Rules for quanta.
     pub quanta: Quanta,
@@ -119,16 +119,16 @@ pub struct Quanta {
     pub mode: String,
     /// Length of the window over which traffic is measured.
     pub window_ns: u64,
-    /// Traffic above which tenants are considered thrashing, in thousandths of the bytes that can be copied within the
-    /// window.
+    /// Traffic above which tenants are considered to be thrashing, in thousandths of the bytes that can be copied
+    /// within the window.
     pub on_permille: u32,
     /// Free fraction of the card's memory at which quanta end, in thousandths.
     pub margin_permille: u32,
     /// Length of a quantum, as a multiple of the duration of the copies at its start.
     pub factor: u32,
-    /// Shortest quantum.
+    /// Minimum length of a quantum.
     pub min_ns: u64,
-    /// Longest quantum.
+    /// Maximum length of a quantum.
     pub max_ns: u64,
 }
 
@@ -141,7 +141,7 @@ pub struct MemoryShare {
     pub guarantee: u64,
     /// Maximum amount of data in host memory.
     pub swap_cap: Option<u64>,
-    /// Weight while memory is scarce.
+    /// Weight that applies while memory is scarce.
     pub weight: u32,
     /// Policy when the card is full: `swap`, `queue` or `refuse`.
     pub on_full: String,
@@ -169,7 +169,8 @@ pub struct Tenant {
     pub name: String,
     /// Memory size that the tenant sees.
     pub memory_bytes: u64,
-    /// Size of the tenant's window, or 0 if it has none. The window counts as host memory of the card.
+    /// Size of the memory window of the tenant's virtual machine, or 0 if it has none. The window counts as host memory
+    /// of the card.
     #[serde(default)]
     pub window_bytes: u64,
     /// The tenant's share of the card's memory.
@@ -182,9 +183,9 @@ pub struct Tenant {
     pub socket: PathBuf,
     /// Access mode of the socket.
     pub mode: u32,
-    /// Owner of the socket.
+    /// User ID of the socket's owner.
     pub uid: Option<u32>,
-    /// Group of the socket.
+    /// Group ID of the socket.
     pub gid: Option<u32>,
     /// Name of a group of tenants whose programs can use the card concurrently.
     #[serde(default)]
@@ -248,10 +249,10 @@ pub enum Request {
     Record(usize),
     /// Ends the recording. The reply is [`Answer::Record`].
     EndRecord,
-    /// Queries the card's state, including its time usage in intervals that begin at `since_ns` or later. Times are on
-    /// the owner's clock.
+    /// Queries the card's state, including its time usage in intervals that begin at `since_ns` or later. Times refer
+    /// to the owner's clock.
     View {
-        /// Start of the first interval.
+        /// Earliest start of an interval.
         since_ns: u64,
     },
 }
@@ -268,8 +269,8 @@ pub enum Answer {
         uuid: String,
         /// Total memory of the card.
         total_bytes: u64,
-        /// Number of NVLink connections to each other card of the host, keyed by the other card's UUID. Missing in
-        /// replies of earlier versions.
+        /// Number of NVLink connections to each other card of the host, keyed by the other card's UUID. This field is
+        /// missing in replies from earlier versions.
         #[serde(default)]
         links: BTreeMap<String, u32>,
     },
@@ -287,9 +288,9 @@ pub enum Answer {
     Arrived {
         /// Processes that use this card and have reported their memory.
         here: Vec<u32>,
-        /// Reason why a process's move has failed since the last query, or `None`.
+        /// Reason why the move of a process has failed since the last query, or `None` if no move has failed.
         failed: Option<String>,
-        /// Times of the processes that have come from another card and use this card.
+        /// Times of the moves of processes that have come from another card and now use this card.
         #[serde(default)]
         times: Vec<ArrivalTimes>,
     },
@@ -308,7 +309,8 @@ pub struct ArrivalTimes {
     pub checkpoint_us: u64,
     /// Time that the driver took to restore the process on this card.
     pub restore_us: u64,
-    /// From the process's connection until the owner had mapped its chunks, and the driver had restored it.
+    /// Time from the process's connection until the owner had mapped the process's chunks and the driver had restored
+    /// the process.
     pub arrive_us: u64,
     /// Number of the process's chunks.
     pub chunks: u64,
@@ -317,12 +319,12 @@ pub struct ArrivalTimes {
 /// The current state of a card.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Card {
-    /// UUID of the card in NVML's form. Empty in replies from earlier versions.
+    /// UUID of the card in NVML's form. It is empty in replies from earlier versions.
     #[serde(default)]
     pub uuid: String,
     /// Distribution of the card's memory.
     pub memory: MemoryView,
-    /// Distribution of the card's time. Times are on the owner's clock, which restarts with each owner.
+    /// Distribution of the card's time. Times refer to the owner's clock, which restarts with each owner.
     pub time: TimeView,
     /// Number of granted turns.
     pub turns: u64,
@@ -361,7 +363,7 @@ pub struct TenantView {
     pub suspended: u64,
     /// The tenant's last abandoned programs (at most 4), oldest first.
     pub given_up: Vec<GivenUp>,
-    /// Time by which the tenant's turn exceeds its limit, or 0 if it is within its limit.
+    /// Time by which the tenant's turn exceeds its limit, or 0 if the turn is within the limit.
     pub overrun_ns: u64,
     /// The tenant's processes with unaccounted card memory: process ID, program name and bytes.
     pub unaccounted: Vec<(u32, String, u64)>,
@@ -388,7 +390,7 @@ pub struct GangView {
     pub runs: bool,
     /// Set if this card waits for the tenant's other cards.
     pub is_offered: bool,
-    /// Number of turns.
+    /// Number of the tenant's turns.
     pub turns: u64,
     /// Number of turns that did not begin because other cards were not free in time.
     pub cancelled: u64,
@@ -432,11 +434,12 @@ impl Gang {
 pub struct SharingView {
     /// The strictest mode of the group's members.
     pub mode: Sharing,
-    /// Set if the group's members that can use the card concurrently do so.
+    /// Set if those members of the group that can use the card concurrently do so.
     pub is_together: bool,
     /// Set if this tenant uses the card concurrently with other members.
     pub takes_part: bool,
-    /// The tenant's share minus its work, in ns. Negative if its work exceeds its share.
+    /// Card time in ns to which the tenant's share entitles it, minus the card time of its work. Negative if its work
+    /// exceeds its share.
     pub lack_ns: i64,
     /// The tenant's programs that are not clients of the group's MPS server: process ID and name. While such programs
     /// exist, the tenant gets exclusive turns.

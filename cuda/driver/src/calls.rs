@@ -40,7 +40,7 @@ pub const SYSTEM_NOT_READY: c_int = 802;
 pub type Address = u64;
 /// Handle of a mappable allocation.
 pub type Handle = u64;
-/// A stream, event or context.
+/// Handle of a stream, event or context.
 pub type Object = *mut c_void;
 
 /// `CUipcMemHandle`.
@@ -88,7 +88,7 @@ impl Access {
         (self.kind, self.id) == (other.kind, other.id)
     }
 
-    /// Returns the flags of the access.
+    /// Returns the access flags.
     pub fn flags(&self) -> c_int {
         self.flags
     }
@@ -99,12 +99,12 @@ pub extern "C" fn not_supported() -> c_int {
     NOT_SUPPORTED
 }
 
-/// Stub for calls that name a device which the program does not see.
+/// Stub for calls that refer to a device that is not visible to the program.
 pub extern "C" fn invalid_device() -> c_int {
     INVALID_DEVICE
 }
 
-/// Stub for calls that give access to a device which the program does not see.
+/// Stub for calls that grant access to a device that is not visible to the program.
 pub extern "C" fn invalid_value() -> c_int {
     INVALID_VALUE
 }
@@ -320,7 +320,7 @@ fn parse_range(text: &str) -> Option<Range<Address>> {
     Some(parse(first)?..parse(end)?)
 }
 
-/// Returns the address to request for a reservation of `bytes`, or 0 if no range is set or the range has no space.
+/// Returns the address to request for a reservation of `bytes`, or 0 if no range is set or the range is exhausted.
 fn address_to_request(bytes: usize, align: usize) -> Address {
     let range = REQUESTED.get_or_init(|| {
         Mutex::new(std::env::var(ADDRESSES_VARIABLE).ok().and_then(|text| parse_range(&text)).unwrap_or(0..0))
@@ -333,7 +333,7 @@ fn address_to_request(bytes: usize, align: usize) -> Address {
     at
 }
 
-/// Minimum alignment of requested addresses.
+/// Minimum alignment of requested addresses, in bytes.
 const GRANULE: u64 = 2 << 20;
 
 /// Reserves addresses, within the range in [`ADDRESSES_VARIABLE`] if it is set. Returns the driver's result.

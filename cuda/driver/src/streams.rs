@@ -71,8 +71,8 @@ impl Stream {
         self.handle <= PER_THREAD_HANDLE
     }
 
-    /// Returns true if this thread can refer to the stream. It cannot query another thread's per-thread stream or
-    /// record events in it.
+    /// Returns true if this thread can refer to the stream. A thread cannot query another thread's per-thread stream,
+    /// or record events in that stream.
     #[inline]
     pub fn is_in_reach(self) -> bool {
         self.thread == 0 || self.thread == thread()
@@ -101,7 +101,7 @@ const CONFIG: u8 = u8::MAX - 1;
 /// The call uses several streams or an unknown stream.
 const UNKNOWN: u8 = u8::MAX - 2;
 
-/// Zero-based index of the stream argument of each function that submits work.
+/// Zero-based index of each function's stream argument, or one of the constants above.
 static PLACES: [u8; COUNT] = places();
 
 const fn places() -> [u8; COUNT] {
@@ -264,7 +264,7 @@ const ALL: [(u8, &[usize]); 11] = [
 ];
 
 /// Returns the stream that a call submits to. Synchronous calls use the default stream. If a call uses several streams,
-/// the result is an unknown stream (see [`is_known`]).
+/// the result is meaningless (see [`is_known`]).
 #[inline]
 pub fn stream(index: usize, arguments: Arguments) -> Stream {
     let per_thread = PER_THREAD.get(index).copied().unwrap_or(false);

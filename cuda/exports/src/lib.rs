@@ -5,11 +5,11 @@
 //! driver 580.
 //!
 //! - [`table`] returns the table for a UUID, or `None` for an unknown UUID.
-//! - [`integrity_table_beside`] returns the table of the integrity query for a program whose other tables are the
-//!   driver's own.
+//! - [`integrity_table_beside`] returns the table of the integrity query for a program that gets all other tables from
+//!   the driver.
 //! - `runtime` contains the functions that the runtime needs during initialisation: primary contexts, modules, and
 //!   buffers for tools.
-//! - `store` keeps libraries' values for each context. Nearly every runtime call reads such a value.
+//! - `store` stores libraries' values for each context. Nearly every runtime call reads such a value.
 //! - `integrity` computes the result of the runtime's integrity query about the driver ([decision
 //!   143](../../../docs/decisions/143-integrity-answer.md)).
 //! - `refusal` fills slots of unknown meaning. Calls to them fail with "not supported", and the first call to each slot

@@ -1,6 +1,6 @@
 //! Functions that the runtime calls during its initialization.
 //!
-//! UNSAFETY: writes to the pointers that the runtime passes.
+//! UNSAFETY: writes through the pointers that the runtime passes.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::cell::UnsafeCell;
@@ -45,7 +45,7 @@ pub unsafe extern "C" fn further_hooks(to: *mut *mut c_void, bytes: *mut usize) 
     unsafe { buffer(to, bytes, FURTHER_HOOKS.0.get().cast(), FURTHER_HOOKS_SIZE) }
 }
 
-/// Returns a buffer and its size.
+/// Stores the address and the size of a buffer.
 ///
 /// # Safety
 ///
@@ -54,7 +54,7 @@ unsafe fn buffer(to: *mut *mut c_void, bytes: *mut usize, buffer: *mut c_void, s
     if to.is_null() || bytes.is_null() {
         return;
     }
-    // SAFETY: neither pointer is null, and the caller can write to both.
+    // SAFETY: neither pointer is null, so the caller guarantees that both are writable.
     unsafe {
         *to = buffer;
         *bytes = size;
@@ -160,7 +160,7 @@ pub unsafe fn put<T>(to: *mut T, value: Result<T, i32>) -> i32 {
     match value {
         _ if to.is_null() => INVALID_VALUE,
         Ok(value) => {
-            // SAFETY: `to` is not null, and the caller can write it.
+            // SAFETY: `to` is not null, so the caller guarantees that it is writable.
             unsafe { to.write(value) };
             SUCCESS
         }

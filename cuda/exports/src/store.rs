@@ -4,7 +4,7 @@
 //! do not acquire a lock or allocate memory: each thread has a small cache, which is invalidated when any value
 //! changes. Values change only when a library first uses a context and when a context is destroyed.
 //!
-//! UNSAFETY: writes to the pointers that libraries pass and calls their destructors.
+//! UNSAFETY: writes through the pointers that libraries pass, and calls their destructors.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::cell::Cell;
@@ -120,7 +120,7 @@ pub unsafe extern "C" fn get(to: *mut *mut c_void, context: u64, key: u64) -> i3
     }
     match find(context, key) {
         Ok(value) => {
-            // SAFETY: `to` is not null, and the caller can write it.
+            // SAFETY: `to` is not null, so the caller guarantees that it is writable.
             unsafe { to.write(value as *mut c_void) };
             SUCCESS
         }
@@ -131,7 +131,7 @@ pub unsafe extern "C" fn get(to: *mut *mut c_void, context: u64, key: u64) -> i3
 fn find(context: u64, key: u64) -> Result<u64, i32> {
     let context = named(context)?;
     let changes = CHANGES.load(Ordering::Acquire);
-    // Works in an exiting thread too, because the cache has no destructor.
+    // This also works in an exiting thread, because the cache has no destructor.
     CACHE.with(|cache| {
         let cached = &cache[place(context, key)];
         let known = cached.get();

@@ -87,8 +87,8 @@ unsafe extern "C" fn answer(version: u32, seconds: u64, to: *mut [u8; 16]) -> i3
     unsafe { runtime::put(to, integrity::answer(version, seconds, addresses)) }
 }
 
-/// Address of the driver's table of the runtime's functions, or 0 if the runtime uses this crate's. Static because the
-/// answer has no other arguments.
+/// Address of the driver's table of the runtime's functions, or 0 if the runtime uses the table of this crate. Static,
+/// because the runtime defines the arguments of `answer`.
 static DRIVERS_RUNTIME_TABLE: AtomicU64 = AtomicU64::new(0);
 
 /// Returns the table of the integrity query for a program that has the driver's own table of the runtime's functions.

@@ -146,7 +146,7 @@ fn buffers_for_tools_are_zero() {
         let (mut at, mut bytes) = (null_mut(), 0);
         unsafe { slot(&raw mut at, &raw mut bytes) };
         assert_eq!(bytes, size);
-        // Runtimes treat the size as a number of entries, which have several bytes each.
+        // Runtimes treat the size as a number of entries of several bytes each.
         assert!(unsafe { std::slice::from_raw_parts(at, 8 * bytes) }.iter().all(|byte| *byte == 0));
     }
 }

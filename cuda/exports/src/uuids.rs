@@ -14,8 +14,8 @@ pub const STORE: usize = 3;
 pub const INTEGRITY: usize = 4;
 /// Index of the table of launch checks.
 pub const CHECKS: usize = 5;
-/// Index of the context ID table. The CUDA 13.5 runtime requires it during its initialization, but does not call any
-/// slot.
+/// Index of the context ID table. The initialization of the CUDA 13.5 runtime requires this table, but does not call
+/// any of its slots.
 pub const IDENTITIES: usize = 6;
 
 /// The UUID of each table.

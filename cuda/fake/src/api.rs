@@ -51,7 +51,7 @@ pub fn initialised() -> i32 {
     if card::visible().iter().any(is_reset) { ECC_UNCORRECTABLE } else { mps::lost() }
 }
 
-/// Returns an error if this thread has no current context.
+/// Returns an error if the driver is not initialized or this thread has no current context.
 pub fn context() -> i32 {
     match initialised() {
         SUCCESS if device_of(CURRENT.get()).is_none() => INVALID_CONTEXT,
@@ -112,7 +112,7 @@ api! {
             Ok(_) => {
                 let connected = mps::connect();
                 if connected.is_err() {
-                    // Let the next call to `cuInit` connect again.
+                    // Let the next call to `cuInit` try again to connect.
                     READY.store(0, Ordering::SeqCst);
                 }
                 done(connected)

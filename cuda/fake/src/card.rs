@@ -5,11 +5,11 @@
 //! imported it. Memory kept alive only by a descriptor is in use, but is not charged to any process. The same applies
 //! to managed memory.
 //!
-//! To simulate a reset after an uncorrectable memory error (Xid 48) or by an operator, the file `lost` in a card's
-//! folder contains the number of the last allocation before the reset. All allocations up to this number are lost, and
-//! all later calls fail with `CUDA_ERROR_ECC_UNCORRECTABLE` in processes that had a context. Processes that start later
-//! are not affected. While the file `broken` exists, the card rejects new contexts, like a card that still needs a
-//! reset. The file `exit-waits` contains the name of a program whose exit handlers wait for a lost card.
+//! The file `lost` in a card's folder simulates a reset after an uncorrectable memory error (Xid 48) or by an operator.
+//! It contains the number of the last allocation before the reset. All allocations up to this number are lost, and all
+//! later calls fail with `CUDA_ERROR_ECC_UNCORRECTABLE` in processes that had a context. Processes that start later are
+//! not affected. While the file `broken` exists, the card rejects new contexts, like a card that still needs a reset.
+//! The file `exit-waits` contains the name of a program whose exit handlers wait for a lost card.
 //!
 //! UNSAFETY: locks files, and registers an exit handler.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -170,16 +170,16 @@ pub fn exchange(from: usize, to: usize) {
     *MOVED.write().unwrap_or_else(PoisonError::into_inner) = Some(Box::leak(cards.into_boxed_slice()));
 }
 
-/// Returns the cards visible to this process, in the order of its devices. The first call, in `cuInit`, reads the
-/// variable.
+/// Returns the cards visible to this process, in the order of its devices. The first call, in `cuInit`, reads
+/// `CUDA_VISIBLE_DEVICES`.
 pub fn visible() -> &'static [usize] {
     let moved = *MOVED.read().unwrap_or_else(PoisonError::into_inner);
     moved.unwrap_or_else(at_start)
 }
 
-/// Returns the time after which imports fail, if this process was restored on a card whose folder has the file
-/// `unimportable`: a card on which the driver restores processes but imports no memory for them. The file may contain
-/// the time in milliseconds.
+/// Returns the time after which imports fail if this process was restored on a card with the file `unimportable` in its
+/// folder. The driver can restore processes on such a card, but cannot import memory for them. The file may contain the
+/// time in milliseconds.
 pub fn unimportable_after() -> Option<Duration> {
     MOVED.read().unwrap_or_else(PoisonError::into_inner).as_ref()?;
     let card = all().get(*visible().first()?)?;
@@ -204,7 +204,8 @@ pub fn is_late(card: usize) -> bool {
     visible().contains(&card) && !at_start().contains(&card)
 }
 
-/// Returns the cards that this process saw at first, in its order. The first call, in `cuInit`, reads the variable.
+/// Returns the cards that were initially visible to this process, in the order of its devices. The first call, in
+/// `cuInit`, reads `CUDA_VISIBLE_DEVICES`.
 fn at_start() -> &'static [usize] {
     static VISIBLE_CARDS: OnceLock<Vec<usize>> = OnceLock::new();
     VISIBLE_CARDS.get_or_init(|| {
@@ -213,7 +214,7 @@ fn at_start() -> &'static [usize] {
         for entry in list.split(',').map(str::trim) {
             let by_name = || all().iter().position(|card| !entry.is_empty() && card.name().starts_with(entry));
             let found = entry.parse::<usize>().ok().filter(|at| *at < all().len()).or_else(by_name);
-            // Like NVIDIA's driver, ignore the list from the first invalid or repeated entry.
+            // Like NVIDIA's driver, stop at the first invalid or repeated entry.
             let Some(found) = found.filter(|found| !seen.contains(found)) else { break };
             seen.push(found);
         }
@@ -243,7 +244,7 @@ fn whole_file() -> libc::flock {
     range
 }
 
-/// Acquires a lock for this process. Processes that query the lock's holder get its process ID in their own namespace.
+/// Acquires a lock for this process. Processes that query the lock get the holder's process ID in their own namespace.
 fn lock_as_process(file: &File) -> bool {
     let range = whole_file();
     // SAFETY: the descriptor is open and the pointer valid.
@@ -350,7 +351,7 @@ impl Card {
         self.entered().is_some()
     }
 
-    /// Records that this process has a context. Returns false if the card lacks memory for one.
+    /// Records that this process has a context. Returns false if the card does not have enough memory for a context.
     pub fn enter(&self) -> bool {
         let mut entered = self.entered();
         if entered.is_some() {
@@ -445,7 +446,8 @@ impl Card {
         lock(&file, libc::LOCK_EX).then_some(Turn(file))
     }
 
-    /// Returns the card memory in use, in bytes. Removes files that are not open in any process.
+    /// Returns the card memory in use, in bytes. Removes the files of allocations that are lost or not open in any
+    /// process.
     fn used(&self) -> u64 {
         let mut used = 0;
         for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {

@@ -7,13 +7,12 @@
 //!
 //! A restore can contain pairs of cards (driver 580): the process then continues on another card, and its devices keep
 //! their numbers. As documented by NVIDIA, the pairs must contain all of the process's cards, and the new card needs
-//! enough memory. The fake is stricter in two points: the pairs must be a permutation of known cards, and a process
+//! enough memory. The fake is stricter in two respects: the pairs must be a permutation of known cards, and a process
 //! with contexts on several cards cannot change its cards. A restore that fails for any reason except imported memory
 //! can be repeated.
 //!
-//! The fake is more lenient in one point: after a restore on another card, driver 580 imports memory only if both cards
-//! were visible to the process from its start (`cuda/rig/gpu/restore.py`). Therefore, the daemon does not move running
-//! programs.
+//! As observed with driver 580, a process that was restored on another card can import memory only if both cards were
+//! visible to it from its start (`cuda/rig/gpu/restore.py`).
 
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
@@ -93,7 +92,7 @@ pub fn listen() {
         let _ = std::fs::remove_file(&path);
         let Ok(listener) = UnixListener::bind(path) else { return };
         let serve = move || listener.incoming().flatten().for_each(answer);
-        // If the thread cannot be started, no process can suspend this one.
+        // If the thread cannot be started, this process cannot be suspended.
         crate::spawn("fake-checkpoint", serve);
     });
 }
@@ -176,7 +175,7 @@ fn destination(pairs: &[Pair]) -> Result<Option<(&'static Card, &'static Card)>,
     }
 }
 
-/// Restores this process. Changes nothing on failure.
+/// Restores this process on its old or new card. Changes nothing on failure.
 fn restore(pairs: &[Pair]) -> Result<(), i32> {
     let Some((from, to)) = destination(pairs)? else { return memory::put_back(None) };
     if to.is_broken() {

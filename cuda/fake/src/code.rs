@@ -123,7 +123,7 @@ unsafe fn parameter(kernel: Option<&Kernel>, index: usize, offset: *mut usize, b
     unsafe { put(offset, Ok(8 * index)) }
 }
 
-/// Returns the number of blocks that fit on a multiprocessor of 2048 threads.
+/// Returns the number of blocks that fit on a multiprocessor with 2048 threads.
 fn blocks(function: u64, threads: c_int) -> Result<c_int, i32> {
     match either(function) {
         None => Err(INVALID_HANDLE),
@@ -137,7 +137,7 @@ unsafe fn clusters(function: u64, config: *const LaunchConfig) -> Result<c_int, 
     let config = unsafe { config.as_ref() }.ok_or(INVALID_VALUE)?;
     either(function).ok_or(INVALID_HANDLE)?;
     let count = if config.attributes.is_null() { 0 } else { config.attribute_count as usize };
-    // Each attribute has 72 bytes: its number and, from byte 8 on, its value, here three dimensions.
+    // Each attribute has 72 bytes: its number at byte 0, and its value (here three dimensions) from byte 8 on.
     let attributes = (0..count).map(|n| unsafe { config.attributes.cast::<[u32; 18]>().add(n).as_ref() });
     let sizes = attributes.flatten().find(|words| words[0] == 4).ok_or(INVALID_VALUE)?;
     let blocks = sizes[2..5].iter().product::<u32>();
@@ -242,7 +242,7 @@ api! {
     context cuOccupancyMaxPotentialClusterSize(size: *mut c_int, function: u64, config: *const LaunchConfig) {
         put(size, clusters(function, config).map(|_| 8))
     }
-    // In this fake, a map is a copy of its arguments.
+    // In this fake, a tensor map is a copy of the call's arguments.
     any cuTensorMapEncodeTiled(
         map: *mut [u64; 16], kind: c_int, rank: u32, at: u64, sizes: *const u64, strides: *const u64,
         block: *const u32, steps: *const u32, interleave: c_int, swizzle: c_int, promotion: c_int, fill: c_int

@@ -6,8 +6,8 @@
 //! processes either.
 //!
 //! If the environment variable [`RECORD`] is set, each kernel that takes time adds a line to the file `kernels` in the
-//! card's folder: process ID, number of its MPS server or 0, start and end in ns. A kernel starts when it is the first
-//! operation in its stream.
+//! card's folder: process ID, number of its MPS server or 0, start and end in ns. The start is the time at which the
+//! kernel becomes the first operation in its stream.
 //!
 //! UNSAFETY: maps the file.
 #![allow(unsafe_code, reason = "see UNSAFETY")]

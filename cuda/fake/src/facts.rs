@@ -83,7 +83,7 @@ api! {
     initialised cuDevicePrimaryCtxSetFlags_v2(device: c_int, _flags: u32) {
         named(device).map_or(INVALID_DEVICE, |_| SUCCESS)
     }
-    // NVIDIA's runtime looks up both symbols of each of these functions, for two versions.
+    // NVIDIA's runtime looks up both versions of each of these functions.
     initialised cuDevicePrimaryCtxRelease(device: c_int) { named(device).map_or(INVALID_DEVICE, |_| SUCCESS) }
     initialised cuDevicePrimaryCtxReset(device: c_int) { reset(device) }
     initialised cuDevicePrimaryCtxReset_v2(device: c_int) { reset(device) }

@@ -19,7 +19,7 @@ use crate::space::GRANULE;
 pub const POOL: u64 = 0x9001;
 /// Number of threads that a card can run concurrently.
 const THREADS: u64 = 1024;
-/// Initial sizes in bytes of a thread's stack, the heap and the `printf` buffer. They are part of a new context's size.
+/// Initial sizes in bytes of a thread's stack, the `printf` buffer and the heap. They are part of a new context's size.
 const DEFAULT_LIMITS_BYTES: [u64; 3] = [1024, 1 << 20, 8 << 20];
 
 /// An object that occupies memory.

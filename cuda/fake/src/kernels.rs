@@ -58,8 +58,9 @@ pub const KERNELS: [Kernel; 12] = [
         time: |a| Duration::from_micros(a[0]),
         run: |a| store(a[1], load(a[1]) + a[0]),
     },
-    // Announces `round` in word `own` of `count` words, and spins until all words have announced it. Then occupies the
-    // card for a number of microseconds. Like a kernel of a collective operation, it completes only if its peers run.
+    // Announces `round` in word `own` of `count` words, and spins until all words contain at least `round`. Then
+    // occupies the card for a number of microseconds. Like a kernel of a collective operation, it completes only if its
+    // peers run.
     Kernel { name: "meet", arguments: 5, variable: None, time: |a| Duration::from_micros(a[4]), run: |_| () },
     // Follows a chain of `steps` addresses, and writes the last one to an address.
     Kernel {
@@ -87,8 +88,8 @@ pub const KERNELS: [Kernel; 12] = [
     },
     // Makes an illegal access, which destroys the contexts of the process and of all other clients of its MPS server.
     Kernel { name: "illegal", arguments: 0, variable: None, time: |_| Duration::ZERO, run: |_| mps::fault() },
-    // Makes system call `number` with six arguments, and writes its result to an address. This is impossible on a real
-    // card. It simulates code that a guest manages to run in the driver's process.
+    // Makes system call `number` with six arguments, and writes its result to an address. Kernels on a real card cannot
+    // do this. This kernel simulates code that a guest manages to run in the driver's process.
     Kernel {
         name: "syscall",
         arguments: 8,

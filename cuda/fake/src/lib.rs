@@ -52,8 +52,8 @@ mod space;
 mod views;
 mod work;
 
-/// Starts a thread that blocks all signals. NVIDIA's threads accept signals, but tests could not tell such threads from
-/// the mediator library's.
+/// Starts a thread that blocks all signals. The threads of NVIDIA's library accept signals, but tests could not
+/// distinguish such threads from those of the mediator's library.
 ///
 /// UNSAFETY: sets the signal mask of the calling thread, and restores it before returning.
 #[allow(unsafe_code, reason = "see UNSAFETY")]

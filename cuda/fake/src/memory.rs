@@ -28,7 +28,7 @@ pub struct Physical {
     imported: bool,
     /// Handle types with which the allocation can be exported.
     kinds: i32,
-    /// Number of references by handles. The allocation exists while it has references or mappings.
+    /// Number of the program's references to the handle. The allocation exists while it has references or mappings.
     references: u32,
     mappings: u32,
 }
@@ -176,7 +176,7 @@ pub fn import(descriptor: i32) -> Result<u64, i32> {
     for card in card::all() {
         let sees = card::visible().contains(&card.number());
         match card.import(file) {
-            // As observed with driver 580 on an H200.
+            // Driver 580 returned this error on an H200.
             Ok(_) if card::is_late(card.number()) => return Err(NOT_INITIALIZED),
             Ok((memory, tier, bytes)) if sees => return Ok(insert(memory, card.number(), tier, bytes, true, 1)),
             // Memory of a NUMA node does not belong to a card.
@@ -439,7 +439,7 @@ pub fn allocate(bytes: u64) -> Result<u64, i32> {
     allocate_counted(bytes, true)
 }
 
-/// Allocates memory like `cuMemAllocManaged`. NVML does not count the memory for the process. All memory is resident
+/// Allocates memory like `cuMemAllocManaged`. NVML does not charge the memory to the process. All of it is resident
 /// immediately.
 pub fn allocate_managed(bytes: u64) -> Result<u64, i32> {
     allocate_counted(bytes, false)

@@ -18,7 +18,7 @@ use crate::further;
 use crate::result::{INVALID_VALUE, NOT_FOUND, SUCCESS};
 use crate::space::GRANULE;
 
-/// Module shared by all images without variables.
+/// Number of the module shared by all images without variables.
 pub const PLAIN: u64 = 1;
 /// Bit position of the module number in kernel handles.
 const SHIFT: u32 = 16;

@@ -86,7 +86,7 @@ fn lose(error: i32) {
     let _ = LOST.compare_exchange(SUCCESS, error, Ordering::SeqCst, Ordering::SeqCst);
 }
 
-/// Returns the error of all calls once the contexts are lost, or [`SUCCESS`] before.
+/// Returns the error of all calls after the contexts were lost, or [`SUCCESS`] until then.
 pub fn lost() -> i32 {
     LOST.load(Ordering::SeqCst)
 }
@@ -96,7 +96,8 @@ pub fn tag() -> u16 {
     CLIENT.get().map_or(0, |client| client.tag)
 }
 
-/// Handles an illegal access by this process's work.
+/// Records an illegal access by this process's work: all later calls fail. If the process is a client, notifies its
+/// server.
 pub fn fault() {
     lose(ILLEGAL_ADDRESS);
     if let Some(client) = CLIENT.get() {

@@ -1,5 +1,5 @@
-//! NVML's functions for the card. They are in the same library, so that a symbolic link named `libnvidia-ml.so.1`
-//! suffices.
+//! NVML's functions for the card. They are in the same library as the driver's functions, so that a symbolic link named
+//! `libnvidia-ml.so.1` suffices.
 //!
 //! Reports the processes that have a context and a process ID in the caller's namespace. Files in the first card's
 //! folder change the results: if `nvml-fails` exists, process queries fail. If `nvml-without-bytes` exists, the memory

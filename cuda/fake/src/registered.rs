@@ -1,4 +1,4 @@
-//! Registered ranges of host memory.
+//! Tracks the registered ranges of host memory.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};

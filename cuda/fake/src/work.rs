@@ -121,7 +121,8 @@ struct Stream {
     done: Arc<AtomicU64>,
     last: Arc<Event>,
     capture: Option<Capture>,
-    /// Set if the stream and the default stream wait for each other. Then, neither may disturb the other's capture.
+    /// Set if the stream and the default stream wait for each other. The default stream must then not be used while
+    /// this stream is being captured.
     blocking: bool,
 }
 
@@ -255,7 +256,7 @@ impl Work {
     }
 }
 
-/// Work for a stream's queue. Must be sent without holding locks, because sending blocks while the queue is full.
+/// Work for a stream's queue. The sender must not hold locks, because sending blocks while the queue is full.
 struct Sent(SyncSender<Op>, Op);
 
 impl Sent {
@@ -270,7 +271,7 @@ impl Stream {
         current::device_of(self.context).unwrap_or(0) == device
     }
 
-    /// Accepts work: adds it to the capture, or prepares it for the queue.
+    /// Accepts work: adds it to the capture, or returns it for the stream's queue.
     fn push(&mut self, op: Op) -> Option<Sent> {
         match (&mut self.capture, op) {
             (Some(capture), Op::Graph(ops)) => capture.ops.extend(ops),
@@ -291,7 +292,8 @@ impl Stream {
     }
 }
 
-/// Handles a call that invalidates captures in global mode, unless the calling thread's mode is relaxed.
+/// Unless the calling thread's mode is relaxed, invalidates all captures in global mode. Returns
+/// [`CAPTURE_UNSUPPORTED`] if there are any.
 pub fn unsafe_call() -> i32 {
     let relaxed = MODE.with(|mode| mode.load(Ordering::SeqCst)) == 2;
     with(|work| {
@@ -330,7 +332,7 @@ fn is_pageable(at: u64) -> bool {
     memory::find(at).is_none() && !registered::is_registered(at) && !modules::contains(at)
 }
 
-/// Submits work. As in NVIDIA's driver, pageable memory is read immediately.
+/// Submits work. As in NVIDIA's driver, pageable memory is read immediately, except during a capture.
 pub fn submit(handle: u64, op: Op) -> i32 {
     let write = |to, from, bytes: u64| {
         // SAFETY: see UNSAFETY.
@@ -637,7 +639,7 @@ pub fn wait(stream: u64, event: u64) -> i32 {
     }
 }
 
-/// Returns 0 if an event's last recording has completed.
+/// Returns [`SUCCESS`] if an event's last recording has completed.
 pub fn query(event: u64) -> i32 {
     match find(event) {
         Ok(found) if found.captured.load(Ordering::SeqCst) => {

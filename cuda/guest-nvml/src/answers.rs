@@ -281,7 +281,7 @@ unsafe fn write(text: &[u8], to: *mut c_char, bytes: u32) -> i32 {
     SUCCESS
 }
 
-/// Stores a value, or returns its error.
+/// Stores the value and returns success, or returns the error in `value`.
 ///
 /// # Safety
 /// `to` must be null or writable.
@@ -289,7 +289,7 @@ unsafe fn put<T>(to: *mut T, value: Result<T, i32>) -> i32 {
     match value {
         _ if to.is_null() => INVALID_ARGUMENT,
         Ok(value) => {
-            // SAFETY: `to` is not null, and the caller can write it.
+            // SAFETY: `to` is not null, so the caller guarantees that it is writable.
             unsafe { to.write(value) };
             SUCCESS
         }

@@ -20,7 +20,7 @@ static STARTS: AtomicU32 = AtomicU32::new(0);
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 /// Bit mask of the devices with a handle in the worker. The worker keeps a handle until the process exits, and rejects
-/// a second one. Not protected by a lock, because a child could inherit a locked lock.
+/// a second one. Not protected by a lock, because a child could inherit a held lock.
 static HANDLES: AtomicU64 = AtomicU64::new(0);
 /// Set while a thread requests a handle from the worker.
 static ASKING: AtomicBool = AtomicBool::new(false);

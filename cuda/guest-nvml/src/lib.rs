@@ -52,7 +52,7 @@ pub trait Worker: Sync {
     unsafe fn call(&self, number: usize, arguments: &[u64], handle: u64) -> Result<i32, Failure>;
 }
 
-/// The connection. Static, because the exported functions have no other state.
+/// The connection. Static, because exported functions cannot receive state as an argument.
 static WORKER: OnceLock<&'static dyn Worker> = OnceLock::new();
 
 /// Sets the connection. Only the first call has an effect.

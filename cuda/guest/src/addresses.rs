@@ -25,7 +25,8 @@ struct Outside {
     reserved: BTreeMap<u64, u64>,
 }
 
-/// The program's card memory outside the shared range. Static, because the exported functions have no other state.
+/// The program's card memory outside the shared range. Static, because exported functions cannot receive state as an
+/// argument.
 static OUTSIDE: RwLock<Outside> = RwLock::new(Outside { ranges: BTreeMap::new(), reserved: BTreeMap::new() });
 /// Number of allocations in [`OUTSIDE`]. Most calls check it instead of acquiring the lock.
 static OUTSIDE_COUNT: AtomicUsize = AtomicUsize::new(0);

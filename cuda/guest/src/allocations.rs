@@ -15,7 +15,7 @@ pub struct Allocation {
     pub device: u32,
 }
 
-/// Allocations, keyed by start address. Static, because the exported functions have no other state.
+/// Allocations, keyed by start address. Static, because exported functions cannot receive state as an argument.
 static ALLOCATED: RwLock<BTreeMap<u64, Allocation>> = RwLock::new(BTreeMap::new());
 
 fn lock() -> RwLockWriteGuard<'static, BTreeMap<u64, Allocation>> {

@@ -1,5 +1,5 @@
 //! Copies in two and three dimensions, and array copies. Rows of pageable memory are packed into messages or staging
-//! buffers. All other copies are forwarded to the worker.
+//! buffers. Copies without pageable memory are forwarded to the worker.
 //!
 //! UNSAFETY: reads and writes the program's memory for the copies.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -136,7 +136,7 @@ fn packed(address: u64, part: &BoxCopy) -> End {
     End { kind: HOST, address, pitch: part.width, rows: part.height, ..End::default() }
 }
 
-/// Encodes a message: the staging buffer, and the card's end of the copy.
+/// Encodes the words of a box copy's message, in which packed data replaces the pageable end of the copy.
 fn words(piece: u64, stream: u64, part: &BoxCopy, is_out: bool) -> Vec<u64> {
     let mut copy = *part;
     *(if is_out { &mut copy.to } else { &mut copy.from }) = packed(0, part);
@@ -262,7 +262,7 @@ fn in_memory(address: u64) -> End {
     End { kind: UNIFIED, address, ..End::default() }
 }
 
-/// Copies a row.
+/// Copies a row. `bytes` is the index of the argument with the row's size.
 fn row(frame: &Frame, from: End, to: End, bytes: usize, stream: Option<usize>) -> i32 {
     let copy = BoxCopy { from, to, width: frame.arg(bytes), height: 1, depth: 1 };
     code(in_stream(frame, stream).and_then(|order| perform(copy, Form::ThreeDimensions, order)))

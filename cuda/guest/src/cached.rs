@@ -39,7 +39,7 @@ struct Answers {
     changes: u64,
 }
 
-/// The cache. Static, because the exported functions have no other state.
+/// The cache. Static, because exported functions cannot receive state as an argument.
 static ANSWERS: Mutex<Answers> = Mutex::new(Answers { all: None, changes: 0 });
 
 fn lock() -> MutexGuard<'static, Answers> {

@@ -28,14 +28,14 @@ pub fn fresh(kind: Kind) -> u64 {
 /// completes the call.
 macro_rules! index {
     ($name:literal) => {{
-        /// The index. Static, so that the name is looked up only once.
+        /// Index of the call. Static, so that the name is looked up only once.
         static INDEX: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
         *INDEX.get_or_init(|| cuda_calls::find($name).unwrap_or(usize::MAX))
     }};
 }
 pub(crate) use index;
 
-/// Calls that were rejected. Static, because each call is reported only once.
+/// Names of functions whose calls were rejected. Static, because each function is reported only once.
 static REFUSED: Mutex<Vec<&str>> = Mutex::new(Vec::new());
 
 /// Prints a message at the first call to a function that is not available in guests.
@@ -154,7 +154,7 @@ pub fn invoke(index: usize, arguments: &[u64]) -> Result<(), i32> {
 /// Handle of the per-thread default stream.
 pub const PER_THREAD: u64 = 2;
 
-/// Context of each stream. Static, because the exported functions have no other state.
+/// Context of each stream. Static, because exported functions cannot receive state as an argument.
 static STREAM_CONTEXTS: LazyLock<Mutex<HashMap<u64, u32>>> = LazyLock::new(Mutex::default);
 
 /// Records the context of a new stream.

@@ -22,7 +22,7 @@ pub const HANDLERS: &[(&str, Handler)] = &[
 ];
 
 /// Streams with open captures. Other streams may join a capture through events, so the worker is queried about every
-/// stream while a capture is open. Static, because the exported functions have no other state.
+/// stream while a capture is open. Static, because exported functions cannot receive state as an argument.
 static OPEN: Mutex<Vec<u64>> = Mutex::new(Vec::new());
 /// Number of streams in [`OPEN`], for readers that do not lock it.
 static OPEN_COUNT: AtomicUsize = AtomicUsize::new(0);

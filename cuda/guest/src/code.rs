@@ -36,7 +36,7 @@ const WRAPPER: u32 = 0x4662_43b1;
 const FAT_BINARY: u32 = 0xba55_ed50;
 /// Magic number of an ELF file.
 const ELF: u32 = 0x464c_457f;
-/// JIT options that refer to the program's buffers: logs and their sizes. They are not sent.
+/// JIT options that refer to the program's buffers: logs and their sizes. These options are not sent to the worker.
 const LOG_OPTIONS: [u32; 4] = [3, 4, 5, 6];
 /// JIT option that returns the compilation time. A link would store it later, when the program's memory may no longer
 /// be valid.
@@ -44,8 +44,8 @@ const TIME_OPTION: u32 = 2;
 /// Maximum number of JIT options.
 const MAX_OPTIONS: usize = 64;
 
-/// Held from an image's first part until the call that uses the image. Static, because the exported functions have no
-/// other state.
+/// Lock held from sending an image's first part until the call that uses the image. Static, because exported functions
+/// cannot receive state as an argument.
 static LOADING: Mutex<()> = Mutex::new(());
 
 /// Reads an integer at an offset.
@@ -75,7 +75,8 @@ unsafe fn extent(image: u64) -> Result<(u64, usize), i32> {
                     let entries = u64::from(at::<u16>(image, size)) * u64::from(at::<u16>(image, count));
                     at::<u64>(image, offset).checked_add(entries)
                 };
-                // The segment and section header tables. The latter follows all contents.
+                // The image ends after its segment or section header table, because the section header table follows
+                // all contents.
                 let end = table(32, 54, 56).zip(table(40, 58, 60)).map(|(a, b)| a.max(b)).ok_or(INVALID_IMAGE)?;
                 Ok((image, usize::try_from(end).map_err(|_| INVALID_IMAGE)?))
             }

@@ -45,7 +45,7 @@ static STARTING: AtomicBool = AtomicBool::new(false);
 /// Returns the connection to the worker. The first call starts the worker.
 ///
 /// # Errors
-/// Returns 100 if the worker does not start, and prints a message to standard error.
+/// Returns error 100 if the worker does not start, and prints a message to standard error.
 pub fn connect() -> Result<&'static Connection, i32> {
     loop {
         if let Some(found) = known() {
@@ -77,7 +77,7 @@ pub fn on_start(function: fn()) {
 /// Returns the connection to the worker if the worker has been started.
 ///
 /// # Errors
-/// Returns 3 if the worker has not been started, and otherwise the error of its startup.
+/// Returns error 3 if the worker has not been started, and otherwise the error of its startup.
 pub fn get() -> Result<&'static Connection, i32> {
     known().map_or(Err(NOT_INITIALIZED), |found| found.as_ref().map_err(|code| *code))
 }
@@ -179,8 +179,8 @@ impl Area {
 }
 
 impl Connection {
-    /// Returns an error if the worker or the context was lost, or if an earlier call without a reply from the same
-    /// thread has failed.
+    /// Returns an error if the worker or the context was lost, or if one of the thread's earlier calls without a reply
+    /// has failed.
     pub fn check(&self, slot: u16) -> Result<(), i32> {
         if self.control.load(control::STATE) == state::LOST {
             return Err(LAUNCH_FAILED);
@@ -307,7 +307,7 @@ impl Connection {
         }
     }
 
-    /// Sends a message with a reply. Returns the reply's slot and count.
+    /// Sends a message that requests a reply. Returns the reply's slot and sequence number.
     pub fn begin(
         &self,
         thread: &Thread,

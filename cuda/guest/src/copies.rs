@@ -47,9 +47,9 @@ struct Staging {
 /// Number of buffers for copies to the card. The others are for copies from the card.
 const IN_PIECES: u64 = staging::PIECE_COUNT - DEPTH as u64;
 
-/// The staging blob, once it exists. Static, because the exported functions have no other state.
+/// The staging blob, once it exists. Static, because exported functions cannot receive state as an argument.
 static STAGING: OnceLock<Staging> = OnceLock::new();
-/// Held while the staging blob is created. Static, because the exported functions have no other state.
+/// Lock held while the staging blob is created. Static, because exported functions cannot receive state as an argument.
 static CREATING: Mutex<()> = Mutex::new(());
 
 /// Returns the staging blob. The first large copy creates it.
@@ -328,8 +328,8 @@ fn batch(frame: &Frame) -> i32 {
     code(copy_batch(frame, 7))
 }
 
-/// Handles the first version of the call, which also returns the index of the failed copy. Returns `SIZE_MAX`, which
-/// means that the failure is not specific to a copy.
+/// Implements the first version of the call, which also returns the index of the failed copy. This index is always
+/// `SIZE_MAX`, which means that the failure is not specific to one copy.
 fn batch_with_failure(frame: &Frame) -> i32 {
     let result = code(copy_batch(frame, 8));
     if result != 0 {

@@ -1,6 +1,7 @@
 //! The exported functions. Each function loads its symbol index, and calls [`dispatch`] with its arguments.
 //!
-//! UNSAFETY: functions with unknown signatures; arguments are read from registers and the stack as each call requires.
+//! UNSAFETY: exports functions without their real signatures, and reads arguments from registers and the stack as each
+//! call requires.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 #![allow(non_snake_case, non_upper_case_globals, missing_docs, dead_code, reason = "names of the driver API")]
 #![allow(clippy::missing_safety_doc, clippy::undocumented_unsafe_blocks, reason = "generated")]
@@ -61,7 +62,7 @@ fn refuse(_: &Frame) -> i32 {
     NOT_SUPPORTED
 }
 
-/// Handles a call, given its symbol index, its six register arguments, and the address of its stack arguments.
+/// Executes a call, given its symbol index, its six register arguments, and the address of its stack arguments.
 extern "C" fn dispatch(symbol: usize, registers: *const u64, stack: *const u64) -> i32 {
     if fork::is_child() {
         return NOT_INITIALIZED;

@@ -33,7 +33,7 @@ fn make(place: u64, graph: u64, flags: u64) -> i32 {
     code(invoke(index!("cuGraphInstantiateWithFlags"), &[place, graph, flags]))
 }
 
-/// Handles the first versions of the call, which also return the error node and a log. Both remain empty even if the
+/// Implements the first versions of the call, which also return the error node and a log. Both remain empty even if the
 /// call fails.
 fn instantiate(frame: &Frame) -> i32 {
     frame.put_optional(2, 0u64);
@@ -66,7 +66,7 @@ fn instantiate_with_parameters(frame: &Frame) -> i32 {
     frame.put(0, made)
 }
 
-/// Handles the first version of an update, which returns the error node and the reason.
+/// Implements the first version of an update, which returns the error node and the reason.
 fn update(frame: &Frame) -> i32 {
     // `CUgraphExecUpdateResultInfo`. The guest receives only the reason.
     let mut reason = [0u64; 3];

@@ -1,5 +1,5 @@
-//! The program's stream-ordered host functions. The worker posts their numbers, and one of this library's threads runs
-//! them.
+//! The program's stream-ordered host functions. The worker posts the functions' numbers, and one of this library's
+//! threads runs the functions.
 //!
 //! UNSAFETY: calls function pointers from the program, and blocks the thread's signals.
 #![allow(unsafe_code, reason = "see UNSAFETY")]

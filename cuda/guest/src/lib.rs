@@ -1,4 +1,4 @@
-//! The guest's `libcuda.so.1`. It handles calls itself, or sends them to the program's worker.
+//! The guest's `libcuda.so.1`. The library executes calls itself, or sends them to the program's worker.
 //!
 //! - [`entry`] contains the exported functions, and dispatches calls to their handlers.
 //! - [`connection`] starts the worker through a [`cuda_ring::Transport`] ([`transport`]), publishes messages and waits

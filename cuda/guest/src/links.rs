@@ -29,8 +29,8 @@ pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuLinkDestroy", destroy),
 ];
 
-/// Results, keyed by link. They must not move, because the program receives their addresses. Static, because the
-/// exported functions have no other state.
+/// Results, keyed by link. They must not move, because the program receives their addresses. Static, because exported
+/// functions cannot receive state as an argument.
 static RESULTS: Mutex<Option<HashMap<u64, Box<[u64]>>>> = Mutex::new(None);
 
 fn create(frame: &Frame) -> i32 {
@@ -77,7 +77,7 @@ fn add_file(frame: &Frame) -> i32 {
     }
 }
 
-/// Completes a link and reads its result. Only one thread can do so at a time.
+/// Completes a link and reads its result. Only one thread at a time can complete a link.
 fn read(link: u64) -> Result<(Box<[u64]>, u64), i32> {
     let connection = connection::get()?;
     let area = connection.area();

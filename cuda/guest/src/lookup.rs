@@ -21,7 +21,7 @@ pub type Family = (&'static str, &'static [(u32, bool, usize)]);
 pub struct Tables {
     /// Exported functions, in symbol order.
     pub entries: &'static [unsafe extern "C" fn()],
-    /// Name, call index or -1, and a flag that is set for per-thread variants.
+    /// Name, call index or -1, and per-thread flag of each symbol.
     pub symbols: &'static [(&'static str, i32, bool)],
     /// Families, sorted by name.
     pub families: &'static [Family],

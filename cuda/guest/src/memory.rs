@@ -52,7 +52,7 @@ fn allocated(mut call: impl FnMut() -> Result<(u64, u64), i32>, free: impl Fn(u6
 }
 
 fn give_back(address: u64) {
-    // Free memory at an address that cannot be used.
+    // Free an allocation at an address that the program uses for other memory.
     let _ = invoke(index!("cuMemFree_v2+"), &[address]);
 }
 
@@ -121,7 +121,7 @@ fn free(frame: &Frame) -> i32 {
         return SUCCESS;
     }
     if addresses::place(address) == Place::Pinned {
-        // Managed memory.
+        // This is managed memory, which the library allocates as pinned memory.
         return code(pinned::free(address));
     }
     // An unrecorded address may be invalid, so wait for the call's result.
@@ -223,7 +223,7 @@ fn attribute_of(kind: u32, address: u64) -> Result<u64, i32> {
 /// `place` must point to memory for the value.
 unsafe fn store_attribute(place: *mut c_void, kind: u32, value: u64) {
     let bytes = if kind == 1 { 8 } else { attribute_bytes(kind).unwrap_or(4) };
-    // Write only one byte for a boolean, because some programs provide only one, which the driver's header permits.
+    // Write only one byte for a boolean, because some programs provide only one byte, as the driver's header permits.
     let bytes = if matches!(kind, 8 | 10) { 1 } else { bytes };
     // SAFETY: guaranteed by the caller.
     unsafe { std::ptr::copy_nonoverlapping(value.to_le_bytes().as_ptr(), place.cast(), bytes) };

@@ -14,7 +14,7 @@ use crate::{connection, thread};
 pub const HANDLERS: &[(&str, Handler)] = &[("cuFuncGetName", function_name), ("cuKernelGetName", kernel_name)];
 
 /// Names, keyed by handle and a flag for library kernels. They must not move, because the program receives their
-/// addresses. Static, because the exported functions have no other state.
+/// addresses. Static, because exported functions cannot receive state as an argument.
 static NAMES: Mutex<Option<HashMap<(u64, bool), CString>>> = Mutex::new(None);
 
 fn function_name(frame: &Frame) -> i32 {

@@ -62,7 +62,7 @@ struct Pinned {
     allocations: BTreeMap<u64, Allocation>,
 }
 
-/// The program's pinned memory. Static, because the exported functions have no other state.
+/// The program's pinned memory. Static, because exported functions cannot receive state as an argument.
 static PINNED: Mutex<Pinned> = Mutex::new(Pinned {
     next: PINNED_ADDRESSES,
     left: BTreeMap::new(),
@@ -176,7 +176,8 @@ impl Pinned {
 
 /// Reports on standard error, once per program, that the window is full. Returns the result code of the call.
 fn window_full(bytes: u64, error: &std::io::Error) -> i32 {
-    /// Set once the report was made. Static, because the exported functions have no other state.
+    /// Set once the full window has been reported. Static, because exported functions cannot receive state as an
+    /// argument.
     static IS_REPORTED: AtomicBool = AtomicBool::new(false);
     if !IS_REPORTED.swap(true, Ordering::Relaxed) {
         report!(

@@ -35,7 +35,7 @@ pub struct Registered {
     pub flags: u32,
 }
 
-/// Registered ranges, keyed by start address. Static, because the exported functions have no other state.
+/// Registered ranges, keyed by start address. Static, because exported functions cannot receive state as an argument.
 static RANGES: Mutex<BTreeMap<u64, Registered>> = Mutex::new(BTreeMap::new());
 
 fn lock() -> MutexGuard<'static, BTreeMap<u64, Registered>> {

@@ -6,7 +6,8 @@
 
 use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
 
-/// Minimum copy size in bytes. Ordinary copies of this size would evict most of the program's data from the caches.
+/// Minimum size in bytes of a copy that should use this module. Ordinary copies of this size would evict most of the
+/// program's data from the caches.
 pub const MIN_BYTES: u64 = 8 << 20;
 
 /// Size of a vector in bytes.

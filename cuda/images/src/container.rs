@@ -91,7 +91,7 @@ fn entry(image: &[u8], at: usize) -> Option<(Entry<'_>, usize)> {
 }
 
 impl<'a> Entry<'a> {
-    /// Returns the decompressed code of at most `room` bytes.
+    /// Returns the decompressed code, which must not exceed `room` bytes.
     ///
     /// # Errors
     /// Returns an error if the code is larger, or cannot be decompressed.

@@ -70,7 +70,7 @@ impl Code {
     }
 }
 
-/// Returns true if the name is compiler-generated for a literal, which kernels do not change.
+/// Returns true if the compiler has generated this name for a literal. Kernels do not change literals.
 pub fn is_literal(name: &[u8]) -> bool {
     name.starts_with(b"$str") || name.starts_with(b"__unnamed_")
 }

@@ -14,7 +14,7 @@ fn is_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'$' | b'%' | b'.')
 }
 
-/// The remaining text, as an iterator of tokens. Skips comments and strings.
+/// The remaining text, as an iterator over tokens. Skips comments and strings.
 struct Tokens<'a>(&'a [u8]);
 
 impl Tokens<'_> {

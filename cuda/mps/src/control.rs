@@ -22,7 +22,7 @@ const COMMAND_TIMEOUT: Duration = Duration::from_secs(5);
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// Interval between checks of a process that is starting or exiting.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
-/// Maximum length of a socket path (`sun_path` in unix(7)) in bytes, without the terminating NUL.
+/// Maximum length of a socket path (`sun_path` in unix(7)) in bytes, excluding the terminating NUL.
 const MAX_SOCKET_PATH: usize = 107;
 /// Length in bytes of a daemon's longest socket name, including the separator.
 const SOCKET_NAME: usize = 24;
@@ -37,7 +37,7 @@ const SETPRIV: &str = "setpriv";
 /// Group ID for a user that is not in the host's user database.
 const NO_GROUP: u32 = 65_534;
 
-/// A group's daemon.
+/// Configuration of a group's daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MpsConfig {
     /// Path of `nvidia-cuda-mps-control`.
@@ -46,7 +46,7 @@ pub struct MpsConfig {
     pub folder: PathBuf,
     /// The card, as a value of `CUDA_VISIBLE_DEVICES`.
     pub card: String,
-    /// User of the server and its clients, if it differs from the user of this process.
+    /// User ID of the server and its clients, if known.
     pub user: Option<u32>,
 }
 
@@ -78,7 +78,7 @@ pub enum ControlError {
         /// Underlying error.
         source: io::Error,
     },
-    /// A folder of the daemon cannot be given to the user of the clients.
+    /// The ownership of a daemon's folder cannot be changed to the clients' user.
     #[error("{} cannot belong to user {user}: {source}; a daemon that is not root needs CAP_CHOWN, CAP_SETUID and CAP_SETGID", path.display())]
     User {
         /// Path of the folder.
@@ -141,7 +141,7 @@ impl Control {
         Ok((Self::start(config)?, true))
     }
 
-    /// Returns the daemon of an earlier owner if it replies.
+    /// Returns the daemon of an earlier owner. If the daemon does not reply, kills it and returns `None`.
     pub(crate) fn find(config: &MpsConfig) -> Option<Self> {
         let record = fs::read_to_string(config.folder.join(RECORD)).ok()?;
         let (pid, start) = record.trim().split_once(' ')?;
@@ -353,7 +353,7 @@ impl Control {
 }
 
 impl MpsConfig {
-    /// Returns the user of the clients if it differs from the user of this process.
+    /// Returns the user ID of the clients if it differs from that of this process.
     fn other_user(&self) -> Option<u32> {
         self.user.filter(|user| *user != geteuid().as_raw())
     }
@@ -376,7 +376,7 @@ impl MpsConfig {
     }
 }
 
-/// Returns the group of a user in the host's user database, which can be a file or a service.
+/// Returns the group ID of a user from the host's user database, which can be a file or a service.
 fn group_of(user: u32) -> u32 {
     let found = nix::unistd::User::from_uid(user.into());
     found.ok().flatten().map_or(NO_GROUP, |user| user.gid.as_raw())

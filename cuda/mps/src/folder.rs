@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// Maximum length of a group name that is used as a folder name, because socket paths are limited in length.
+/// Maximum length in bytes of a group name that is used as a folder name. It is limited because socket paths are.
 const MAX_FOLDER_NAME: usize = 24;
 
 /// Returns the folder of a group's server. It has the group's name if the name is short and safe in a path.

@@ -147,7 +147,7 @@ struct Worker {
     unanswered: u32,
     /// Set if the next list of clients must be reported even if it has not changed.
     reports_all: bool,
-    /// Number of consecutive failures.
+    /// Number of consecutive failures of the daemon.
     failures: u32,
     retry_at: Instant,
     since: Instant,
@@ -179,7 +179,7 @@ impl Worker {
                 Ok(Order::Poll) => {
                     self.reports_all = true;
                     self.interval = self.interval.min(SOON);
-                    // Limit the rate of polls that poll orders cause.
+                    // Limit the rate of polls that are caused by orders.
                     std::thread::sleep(SOON / 2);
                     self.polls.store(false, Ordering::SeqCst);
                 }

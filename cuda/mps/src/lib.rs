@@ -1,9 +1,9 @@
 //! Runs NVIDIA's Multi-Process Service (MPS) for one share group of a card, with a private control daemon and its
 //! server.
 //!
-//! [`GroupServer`] has a thread that starts `nvidia-cuda-mps-control -f` with separate folders, polls its clients, and
-//! restarts it when it exits. The thread sends a [`Report`] for each change. `control` manages the process and sends
-//! commands to it, and [`group_server`](GroupServer) contains the thread.
+//! [`GroupServer`] has a thread that starts the daemon (`nvidia-cuda-mps-control -f`) with separate folders, polls the
+//! clients, and restarts the daemon when it exits. The thread sends a [`Report`] for each change. `control` manages the
+//! process and sends commands to it, and [`group_server`](GroupServer) contains the thread.
 //!
 //! Each group has a separate daemon, because a fault of one client terminates all clients of the same server. A daemon
 //! outlives the process that started it, so that programs keep their contexts while the owner of the card is replaced.

@@ -1,4 +1,4 @@
-//! The log of a guest program's CUDA objects. A new worker replays it, and the program continues there.
+//! The log of a guest program's CUDA objects. A new worker replays the log, and the program continues in that worker.
 //!
 //! - [`Log`] has one entry for each call that created or changed a live object, or an object that a live object depends
 //!   on. `cuda_calls::replay` defines how each call is handled. The log is compacted as it grows, and its size is

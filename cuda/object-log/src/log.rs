@@ -1,6 +1,6 @@
 //! The log: the messages that created and changed the live objects.
 //!
-//! An entry depends on all objects whose handles its message contains, so the log does not need to know the calls'
+//! An entry depends on all objects whose handles are in its message, so the log does not need to know the calls'
 //! arguments. A destroyed object stays in the log while another entry depends on it, together with the call that
 //! destroyed it.
 
@@ -51,7 +51,7 @@ enum Role {
     Creates {
         owner: Option<Id>,
     },
-    /// Returns a known object again, which must then be destroyed once more.
+    /// Returns a known object again. The program must then destroy it once more.
     Again(Id),
     Destroys(Id),
     /// Changes an object, or the program.
@@ -70,13 +70,14 @@ struct Entry {
     used: bool,
     /// Entries that return the object again.
     again: Vec<Id>,
-    /// Number of the capture group that contains the entry, or whose graph it creates; 0 if none.
+    /// Number of the capture group that contains the entry, or that captured the graph created by the entry; 0 if there
+    /// is no such group.
     group: u64,
-    /// Last entry that creates an object from this entry's object, or captures it.
+    /// Last entry that creates an object from this entry's object, or that captures this object.
     last_use: Id,
     /// Set if the message cannot be replayed.
     refused: bool,
-    /// Key of the changed part, if a later change replaces this change.
+    /// Key of the changed part, if a later change of this part replaces this change.
     part: Option<Part>,
 }
 
@@ -120,13 +121,13 @@ pub struct Log {
     /// Number of the current capture group: captures that were open concurrently, and all of their work. A replay
     /// repeats whole groups.
     group: u64,
-    /// Set if a part of the current group cannot be repeated.
+    /// Set if a replay cannot repeat a part of the current group.
     is_group_broken: bool,
     /// Number of open captures.
     captures: u64,
     words: usize,
     image_bytes: usize,
-    /// Number of entries that triggers the next compaction.
+    /// Number of entries at which the log is next compacted.
     compacted_at: usize,
     is_full: bool,
     treatments: Vec<Replay>,
@@ -195,7 +196,7 @@ impl Log {
         if self.is_full {
             return;
         }
-        // A captured allocation belongs to the graph, so it cannot be repeated.
+        // A captured allocation belongs to the graph, so a replay cannot repeat it.
         if outcome.is_captured && matches!(treatment, Replay::Allocates | Replay::Frees) {
             self.break_captures();
         }
@@ -349,12 +350,13 @@ impl Log {
     fn image_of(&self, call: usize, words: &[u64], (image, bytes): (&[u64], usize)) -> Option<Arc<Image>> {
         let call = CALLS.get(call)?;
         let at = call.args.iter().position(|arg| *arg == Arg::Image)?;
-        // The image's word is 0 if the program passes none. All arguments before it have one word, except a new handle.
+        // If only new handles precede the image, each of them has one word, and the image's word is 0 if the program
+        // passes no image. All other calls pass an image.
         let uses = call.args.iter().take(at).all(|arg| matches!(arg, Arg::New(_))).then(|| words.get(at)).flatten();
         (uses != Some(&0)).then(|| Arc::new(Image { words: image.to_vec(), bytes }))
     }
 
-    /// Returns the message's context, and the objects whose handles it contains.
+    /// Returns the message's context, and the objects whose handles it contains. Marks them as used.
     fn uses(&mut self, step: &Step) -> Vec<Id> {
         let context = Route::from_word(step.route).context;
         let context = (context != 0).then(|| handle(Kind::Context, context));
@@ -391,7 +393,7 @@ impl Log {
         if self.entries.len() >= self.compacted_at || self.words > MAX_WORDS || self.image_bytes > MAX_IMAGE_BYTES {
             self.compact();
             self.compacted_at = (2 * self.entries.len()).max(MIN_COMPACTED);
-            // Do not compact a nearly full log, because this would happen for almost every entry.
+            // Stop recording if the log is still nearly full, because almost every entry would then cause a compaction.
             if self.entries.len() > MAX_ENTRIES / 2 || self.words > MAX_WORDS / 2 || self.image_bytes > MAX_IMAGE_BYTES
             {
                 self.overflow();
@@ -433,7 +435,7 @@ impl Log {
             let named = words.filter(|(at, _)| mask >> at & 1 == 1).map(|(_, word)| *word);
             (step.op, id, named.collect())
         });
-        // A graph keeps the value from the time of its creation.
+        // A graph keeps the value that was set when the graph was created.
         let uses = change.target.and(id).and_then(|id| self.entries.get(&id));
         let last_use = uses.map_or(0, |entry| entry.last_use);
         if let Some(older) = part.as_ref().and_then(|part| self.parts.remove(part))
@@ -575,7 +577,7 @@ impl Log {
         Ok(self.entries.values().map(|entry| entry.step.clone()).collect())
     }
 
-    /// Records memory allocated by a replay.
+    /// Records the memory that a step of a replay has allocated.
     pub fn restored(&mut self, step: &Step) {
         if let [address, _] = *step.words {
             self.create(Key::Address(address), step.clone(), None, false);

@@ -86,7 +86,7 @@ pub struct SavedState {
     pub next_reservation: u64,
     /// The image that is being received in parts.
     pub image: Image,
-    /// Number of replies, for each slot that has any.
+    /// Number of replies in each slot that has any.
     pub replies: Vec<(u16, u64)>,
     /// All blobs.
     pub blobs: Vec<SavedBlob>,

@@ -104,9 +104,9 @@ pub fn parse_uuid(text: &str) -> Option<[u8; 16]> {
 /// Times of the driver's calls for a process that moves to this card, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FetchTimes {
-    /// Time to stop the process's calls, and to copy its remaining memory from the other card.
+    /// Time for stopping the process's calls and copying its remaining memory from the other card.
     pub checkpoint_us: u64,
-    /// Time to restore its memory on this card, and to resume its calls.
+    /// Time for restoring the process's memory on this card and resuming its calls.
     pub restore_us: u64,
 }
 
@@ -200,13 +200,13 @@ pub trait Driver: Send + Sync {
     /// Suspends a process: waits for its work, and moves its card memory to host memory.
     fn suspend(&self, pid: u32) -> Result<(), DriverError>;
 
-    /// Moves a process from the card with the UUID `from` to this card. Lets a process continue whose earlier move was
-    /// interrupted; the process may then be on either card. `sees` are the cards that the process's driver sees. If the
-    /// call fails, the process continues on its card.
+    /// Moves a process from the card with the UUID `from` to this card. Also resumes a process after an interrupted
+    /// move; the process may then be on either card. `sees` contains the UUIDs of the cards that are visible to the
+    /// process. If the call fails, the process continues on its card.
     fn fetch(&self, pid: u32, from: [u8; 16], sees: &[[u8; 16]]) -> Result<FetchTimes, DriverError>;
 
-    /// Returns the UUID of another card of the same model, identified by its index, its UUID after `GPU-`, or its PCI
-    /// address. Creates no context there.
+    /// Returns the UUID of another card if it is of the same model. `device` is its index, its UUID with the prefix
+    /// `GPU-`, or its PCI address. Creates no context on that card.
     fn uuid_of(&self, device: &str) -> Option<[u8; 16]>;
 
     /// Resumes a suspended process.

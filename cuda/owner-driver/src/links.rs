@@ -11,7 +11,7 @@ use crate::users::library;
 
 /// Maximum number of connections of a card: `NVML_NVLINK_MAX_LINKS`.
 const MAX_LINKS: u32 = 18;
-/// Maximum number of cards that are queried.
+/// Maximum number of cards to query.
 const MAX_CARDS: u32 = 64;
 
 /// Active connections of a card.
@@ -23,8 +23,8 @@ struct Connections {
     to_cards: BTreeMap<String, u32>,
 }
 
-/// Returns the connections of a card. Connections that cannot be queried are omitted, because every query fails on a
-/// card without NVLink.
+/// Returns the active connections of a card. Connections that cannot be queried count as inactive, because every query
+/// fails on a card without NVLink.
 fn connections(nvml: &Nvml, device: &Device<'_>) -> Connections {
     let mut found = Connections::default();
     for number in 0..MAX_LINKS {
@@ -44,7 +44,8 @@ fn connections(nvml: &Nvml, device: &Device<'_>) -> Connections {
 }
 
 /// Returns the number of NVLink connections from a card to each other card of the host, keyed by the other card's UUID.
-/// For two cards connected to NVSwitches, this is the lower of their numbers of switch connections.
+/// For two cards that are connected to NVSwitches, this is the number of switch connections of the card that has fewer
+/// of them.
 fn query(path: &Path, uuid: [u8; 16]) -> Result<BTreeMap<String, u32>, NvmlError> {
     let nvml = Nvml::builder().lib_path(path.as_os_str()).init()?;
     let own = nvml_uuid(uuid);

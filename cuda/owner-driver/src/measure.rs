@@ -1,4 +1,5 @@
-//! Measures a card: the speeds of its chunks, and NVIDIA's checkpoint of a process with as much memory.
+//! Measures how fast chunks are created on a card and copied, and how fast NVIDIA's checkpoint saves and restores a
+//! process with the same amount of memory.
 
 use crate::{Driver, Real, Speeds};
 use serde_json::{Value, json};
@@ -6,14 +7,14 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Card memory that must be free besides the chunks, in bytes.
+/// Card memory that must be free in addition to the chunks, in bytes.
 const MARGIN_BYTES: u64 = 2 << 30;
 
-/// Measures chunks of `chunk` bytes with `bytes` in total. `checkpoint` is the command of a process that calls
-/// [`hold`], and the time limit for its checkpoint.
+/// Measures chunks of `chunk` bytes each and `bytes` bytes in total. `checkpoint` contains the command that starts a
+/// process that calls [`hold`], and the time limit for its checkpoint.
 ///
 /// # Errors
-/// Returns an error if the sizes do not fit or a chunk cannot be made or copied.
+/// Returns an error if the sizes are invalid or exceed the free memory, or a chunk cannot be created or copied.
 pub fn report(driver: &Real, bytes: u64, chunk: u64, checkpoint: Option<(Command, Duration)>) -> Result<Value, String> {
     let free = driver.free_bytes().map_err(|error| error.to_string())?;
     if !bytes.is_multiple_of(chunk.max(1)) || free < 2 * bytes + MARGIN_BYTES {
@@ -55,7 +56,7 @@ impl Drop for Holder {
     }
 }
 
-/// Returns how many seconds NVIDIA needs to checkpoint and to restore a process.
+/// Returns the times in seconds that the driver takes to checkpoint and to restore a process.
 fn measured_checkpoint(driver: &Real, mut command: Command, limit: Duration) -> Result<(f64, f64), String> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut holder = Holder(command.spawn().map_err(|error| error.to_string())?);
@@ -85,7 +86,7 @@ fn measured_checkpoint(driver: &Real, mut command: Command, limit: Duration) -> 
     })
 }
 
-/// Allocates card memory, and keeps it until standard input ends.
+/// Allocates card memory, and keeps it until end of file on standard input.
 ///
 /// # Errors
 /// Returns an error if the memory cannot be allocated, or the standard streams fail.

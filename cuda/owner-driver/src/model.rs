@@ -1,5 +1,5 @@
-//! An in-process model of a driver, for tests. Its memory is in anonymous files, and it checks every rule of the
-//! virtual memory functions.
+//! An in-process model of a driver, for tests. The model's memory is in anonymous files, and the model checks every
+//! rule of the virtual memory functions.
 //!
 //! Panics on a call that the real driver would reject or that has undefined behaviour, because the owner must never
 //! make such a call.

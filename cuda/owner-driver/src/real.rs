@@ -84,7 +84,7 @@ impl Real {
                 check("cuStreamCreate", (f.stream_create)(stream, CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint))?;
             }
             let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID as c_uint;
-            // On hosts without NUMA, the driver reports -1 or an error. All memory is then on node 0.
+            // On hosts without NUMA, the driver reports -1 or an error. In both cases, all memory is on node 0.
             if (f.device_attribute)(&mut node, attribute, device) != 0 {
                 node = 0;
             }
@@ -204,7 +204,7 @@ impl Real {
         check(call, unsafe { function(pid, &mut arguments) })
     }
 
-    /// Suspends a process. `lock_ms` limits the wait for its work, in ms. 0 means no limit.
+    /// Suspends a process. `lock_ms` is the time limit for its work to complete, in ms, or 0 for no limit.
     fn suspend_within(&self, pid: u32, lock_ms: u64) -> Result<(), DriverError> {
         self.checkpoint("cuCheckpointProcessLock", self.functions.checkpoint_lock, pid, [lock_ms, 0])?;
         self.checkpoint("cuCheckpointProcessCheckpoint", self.functions.checkpoint_take, pid, [0; 2])
@@ -227,7 +227,7 @@ impl Real {
         check(CALL, unsafe { function(c_int::try_from(pid).unwrap_or(0), &mut state) }).map(|()| state)
     }
 
-    /// Returns the UUIDs of all cards that this process's driver sees.
+    /// Returns the UUIDs of all cards that are visible to this process.
     fn uuids(&self) -> Result<Vec<[u8; 16]>, DriverError> {
         const CALL: &str = "cuDeviceGetCount";
         let function = self.functions.device_count.ok_or(DriverError::Missing(CALL))?;
@@ -239,7 +239,7 @@ impl Real {
 
     fn uuid_at(&self, ordinal: c_int) -> Result<[u8; 16], DriverError> {
         let (mut device, mut uuid): (CUdevice, _) = (0, CUuuid { bytes: [0; 16] });
-        // SAFETY: both pointers point to locals.
+        // SAFETY: both pointers point to local variables.
         unsafe {
             check("cuDeviceGet", (self.functions.device_get)(&mut device, ordinal))?;
             check("cuDeviceGetUuid", (self.functions.device_uuid)(&mut uuid, device))?;
@@ -260,8 +260,8 @@ impl Real {
     }
 
     /// Restores a suspended process of the card `from` on this card. Driver 580 needs a pair for each card that the
-    /// process's driver sees, and fails with 1 otherwise. The cards that the process reports may not be all of them,
-    /// because a variable can hide cards, so a second attempt names all cards of the host.
+    /// process's driver has found, and returns error 1 otherwise. The process may report fewer cards, because an
+    /// environment variable can hide some, so a second attempt names all cards of the host.
     fn restore_from(&self, pid: u32, from: [u8; 16], sees: &[[u8; 16]]) -> Result<(), DriverError> {
         let seen = self.exchanged(from, sees.to_vec());
         match self.restore(pid, &seen) {
@@ -273,7 +273,7 @@ impl Real {
         self.restore(pid, &all)
     }
 
-    /// Returns pairs that exchange the card `from` and this card, and leave the other ones of `cards` unchanged.
+    /// Returns pairs that exchange the card `from` and this card, and leave the others in `cards` unchanged.
     fn exchanged(&self, from: [u8; 16], mut cards: Vec<[u8; 16]>) -> Vec<GpuPair> {
         for card in [from, self.device.uuid] {
             if !cards.contains(&card) {
@@ -417,7 +417,8 @@ impl Driver for Real {
                 }
             }
             LOCKED => return unlock().map(|()| FetchTimes::default()),
-            // Suspended by an owner that ended before it could continue. For other states, the restore fails.
+            // The process was suspended by an owner that exited before it could continue. For other states, the restore
+            // fails.
             _ => {}
         }
         let checkpoint = begin.elapsed();
@@ -442,7 +443,7 @@ impl Driver for Real {
             }
             _ => {
                 let (mut found, address) = (0, std::ffi::CString::new(device).ok()?);
-                // SAFETY: the arguments are a local variable, and a string that ends with a zero byte.
+                // SAFETY: the arguments are a local variable and a NUL-terminated string.
                 let code = unsafe { self.functions.device_by_address?(&mut found, address.as_ptr()) };
                 (code == 0).then_some(found)?
             }

@@ -1,4 +1,5 @@
-//! A thread that polls NVML for the processes that use the card, and polls NVML and the driver for the memory in use.
+//! A thread that regularly queries NVML for the processes that use the card, and NVML and the driver for the memory in
+//! use.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -53,7 +54,7 @@ pub struct User {
     pub occupies: bool,
 }
 
-/// Result of a poll.
+/// A result of a poll.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CardUse {
     /// The other processes that use the card, and the card memory of this process in bytes, if known.
@@ -75,7 +76,8 @@ pub struct Users {
 
 impl Users {
     /// Starts monitoring the card with this UUID. `driver` is the path of the driver's library; NVML's library is in
-    /// the same folder. The thread passes each result to `report`. Returns after the first poll, or if NVML has failed.
+    /// the same folder. The thread passes each result to `report`. Returns after the first poll, a failure of NVML, or
+    /// `FIRST_POLL_TIMEOUT`.
     ///
     /// # Errors
     /// Returns an error if the thread cannot be started.
@@ -202,8 +204,8 @@ fn watch(
     }
 }
 
-/// Returns the processes that have occupied the card since the timestamp `sampled`, which it updates. The set is empty
-/// if NVML does not report utilization.
+/// Returns the processes that have occupied the card since the timestamp `sampled`, and sets `sampled` to the timestamp
+/// of the latest sample. The set is empty if NVML does not report utilization.
 fn occupants(device: &Device<'_>, sampled: &mut u64) -> BTreeSet<u32> {
     let samples = device.process_utilization_stats(*sampled).unwrap_or_default();
     *sampled = samples.iter().map(|sample| sample.timestamp).fold(*sampled, u64::max);
@@ -221,7 +223,7 @@ fn users(device: &Device<'_>, sampled: &mut u64) -> Result<Vec<User>, NvmlError>
                 UsedGpuMemory::Used(bytes) => Some(bytes),
                 UsedGpuMemory::Unavailable => None,
             };
-            // A process chooses its name, which must neither start a new log line nor send control sequences to a
+            // A process chooses its own name. The name must not start a new log line or send control sequences to a
             // terminal.
             let program = program.trim().replace(char::is_control, "\u{fffd}");
             User { pid: process.pid, program, bytes, occupies: occupants.contains(&process.pid) }

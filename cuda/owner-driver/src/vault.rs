@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// One physical allocation of a chunk's size. Numbers are never reused.
+/// Number of a piece, which is a physical allocation of a chunk's size. Numbers are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PieceId(pub u64);
 
@@ -21,7 +21,8 @@ pub struct New {
 }
 
 impl New {
-    /// Returns true if zeroing the piece takes less time than waiting for the card.
+    /// Returns true if the piece is card memory that must be zeroed. Zeroing such a piece takes less time than waiting
+    /// for the card.
     pub fn is_quick(&self) -> bool {
         self.memory == Memory::Device && self.zeroed
     }
@@ -62,7 +63,8 @@ impl State {
     }
 }
 
-/// All pieces of a card. Shared by the threads that call the driver. The lock is never held during a driver call.
+/// All pieces of a card. The threads that call the driver share this value. The lock is never held during a driver
+/// call.
 pub struct Vault {
     driver: Arc<dyn Driver>,
     bytes: u64,
@@ -128,7 +130,7 @@ impl Vault {
         self.lock().pieces.get(&piece).map(|physical| physical.memory)
     }
 
-    /// Creates pieces of one kind of memory. Waits once for all pieces that must be zeroed.
+    /// Creates pieces. Waits once per queue for the pieces that must be zeroed.
     pub fn make(&self, pieces: Vec<New>) -> Vec<(New, Result<(), DriverError>)> {
         let begun: Vec<_> = pieces.into_iter().map(|new| (new, self.begin(new))).collect();
         let queues: BTreeSet<Queue> = begun.iter().filter_map(|(new, _)| new.queue()).collect();
@@ -220,7 +222,7 @@ impl Vault {
         }
     }
 
-    /// Copies pieces and waits for the copies to complete.
+    /// Copies each first piece to the second piece of its pair, and waits for the copies to complete.
     pub fn copy(&self, queue: Queue, pieces: &[(PieceId, PieceId)]) -> Result<(), DriverError> {
         let places: Vec<(Address, Address)> = {
             let state = self.lock();

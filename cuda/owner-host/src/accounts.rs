@@ -7,9 +7,9 @@ use std::hash::BuildHasher as _;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// Minimum time between two writes while no strike is counted, in ns.
+/// Minimum time between two writes without a new strike, in ns.
 const INTERVAL_NS: u64 = 1_000_000_000;
-/// Maximum size of a file that is read, in bytes. The accounts of a thousand tenants have a few MiB.
+/// Maximum number of bytes to read from the file. The accounts of a thousand tenants take a few MiB.
 const MAX_BYTES: u64 = 64 << 20;
 
 /// The file with the accounts. It is written at most once per second, and immediately after a strike, so that a tenant
@@ -18,18 +18,18 @@ const MAX_BYTES: u64 = 64 << 20;
 pub struct AccountsFile {
     path: PathBuf,
     written_at: Option<u64>,
-    /// Number of strikes, and the used time, in the file.
+    /// Number of strikes and the used time in ns, as last written to the file.
     written: (u64, u64),
 }
 
 impl AccountsFile {
-    /// Returns the file that belongs to a journal.
+    /// Returns the accounts file that belongs to the journal at this path.
     #[must_use]
     pub fn beside(journal: &Path) -> Self {
         Self { path: journal.with_extension("accounts"), written_at: None, written: (0, 0) }
     }
 
-    /// Returns the accounts of the previous owner, if any.
+    /// Reads the accounts of the previous owner, if the file exists.
     #[must_use]
     pub fn read(&self) -> Option<Vec<u8>> {
         let mut bytes = Vec::new();
@@ -38,7 +38,8 @@ impl AccountsFile {
         Some(bytes)
     }
 
-    /// Writes the accounts if they have changed and a write is due. `state` is the number of strikes and the used time.
+    /// Writes the accounts if they have changed and a write is due. `state` contains the number of strikes and the used
+    /// time in ns.
     pub fn keep<E: Display>(&mut self, now: u64, state: (u64, u64), save: impl FnOnce([u8; 16]) -> Result<Vec<u8>, E>) {
         let is_recent = self.written_at.is_some_and(|at| now.saturating_sub(at) < INTERVAL_NS);
         let is_struck = state.0 != self.written.0;
@@ -55,7 +56,7 @@ impl AccountsFile {
         save: impl FnOnce([u8; 16]) -> Result<Vec<u8>, E>,
     ) {
         (self.written_at, self.written) = (Some(now), state);
-        // A random identity, so that parts of different files cannot be combined.
+        // Use a random identity, so that parts of different files cannot be combined.
         let identity = u128::from(RandomState::new().hash_one(0)) << 64 | u128::from(RandomState::new().hash_one(0));
         let written = save(identity.to_le_bytes()).map_err(|error| error.to_string()).and_then(|bytes| {
             let new = self.path.with_extension("accounts-new");

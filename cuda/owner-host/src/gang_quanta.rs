@@ -1,10 +1,10 @@
 //! Memory quanta for tenants with several cards.
 //!
-//! Such a tenant can work only if its memory is on all of its cards. Therefore, its cards give it their quanta in
-//! ascending order of card numbers. The lowest card with competing tenants decides: its quantum starts when the memory
-//! is loaded on all cards, and the quanta on the other cards last as long ([`vram::Lead`]). A tenant that has a card
-//! waits only for higher cards, so circular waits cannot occur. The wait is bounded, because the owner of another card
-//! may be stopped.
+//! Such a tenant can work only if its memory is on all of its cards. Therefore, the tenant gets the quanta of its cards
+//! in ascending order of card numbers. The lowest card with competing tenants decides: its quantum starts when the
+//! memory is loaded on all cards, and the quanta on the other cards last as long ([`vram::Lead`]). A tenant that holds
+//! a card waits only for higher cards, so circular waits cannot occur. The wait is bounded, because the owner of
+//! another card may be stopped.
 //!
 //! A tenant that must wait for its quantum may have a kernel in flight on another card that spins for a peer on this
 //! card. When the turn on the other card ends, the peer is admitted ([`gang`]), but only for a limited time. After that
@@ -18,8 +18,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use vram::{Lead, QuantumState, TenantId};
 
-/// Maximum number of stored states per card. A state may arrive before the daemon adds its tenant here, so states of
-/// unknown tenants are stored, too.
+/// Maximum number of stored states per card. A state may arrive before the daemon adds its tenant to this owner, so
+/// states of unknown tenants are stored, too.
 const MAX_STATES: usize = 1024;
 
 /// A tenant with several cards.
@@ -31,12 +31,13 @@ struct Gang {
     sent: BTreeMap<CardId, CardState>,
 }
 
-/// A tenant's combined state on a card and the cards beyond it.
+/// A tenant's combined state on a card and on all of its cards beyond that one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CardState {
     /// State of the tenant's memory quantum.
     pub quantum: QuantumState,
-    /// True if work is still in flight after its turn has ended. Such work may wait for work on other cards.
+    /// True if the tenant's work is still in flight after the end of the tenant's turn. Such work may wait for work on
+    /// other cards.
     pub is_stuck: bool,
 }
 
@@ -51,7 +52,7 @@ pub struct StateMessage {
     pub to: CardId,
     /// The tenant with several cards.
     pub gang: GangId,
-    /// The tenant's state on this owner's card.
+    /// The tenant's combined state on this owner's card and on the tenant's cards beyond it.
     pub state: CardState,
 }
 
@@ -71,7 +72,7 @@ impl GangQuanta {
         Self { card, gangs: BTreeMap::new(), states: BTreeMap::new() }
     }
 
-    /// Adds a tenant with its cards, which include this one.
+    /// Adds a tenant. `cards` contains all of its cards, including this one.
     pub fn join(&mut self, gang: GangId, tenant: TenantId, cards: BTreeSet<CardId>) {
         self.gangs.insert(gang, Gang { tenant, cards, sent: BTreeMap::new() });
     }
@@ -139,7 +140,7 @@ impl GangQuanta {
         led.collect()
     }
 
-    /// Returns the tenants whose quanta this card determines, and whose memory is not ready on a higher card.
+    /// Returns the tenants whose quanta this card determines and whose memory has not been loaded on all higher cards.
     #[must_use]
     pub fn unready(&self) -> BTreeSet<TenantId> {
         let decided = self.gangs.iter().filter(|(id, gang)| self.lead(**id, gang).is_none());

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug)]
 pub struct Journal {
     path: PathBuf,
-    /// Start times of the served processes, keyed by process ID. Each is read only once.
+    /// Start times of the served processes, keyed by process ID. Each start time is read only once.
     kept: BTreeMap<u32, Option<String>>,
     alive: Vec<u32>,
 }
@@ -54,8 +54,8 @@ impl Journal {
     }
 }
 
-/// Replaces a file through a temporary one. The temporary file is always newly created, so a link that another user has
-/// put there is not followed.
+/// Replaces a file by writing a temporary file and renaming it. The temporary file is always newly created, so a link
+/// that another user has put at its path is not followed.
 pub(crate) fn replace(new: &Path, path: &Path, text: &[u8]) -> std::io::Result<()> {
     match std::fs::remove_file(new) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),

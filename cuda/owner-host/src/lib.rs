@@ -1,7 +1,7 @@
 //! Host interface of a CUDA card's owner, excluding the driver and the state machine.
 //!
 //! - `probes`: checks that other owners respond before a gang's program is killed.
-//! - `rules`: the daemon's rules of a card, in the form of the state machine.
+//! - `rules`: converts the daemon's rules for a card to the settings of the state machine.
 //! - `rights`: sockets with configurable access rights.
 //! - `links`: connections to the owners of other cards, for the turns of tenants with several cards.
 //! - `gang_quanta`: memory quanta for tenants with several cards.
@@ -10,7 +10,7 @@
 //! - `occupations`: processes that occupy the card without a turn.
 //! - `moves`: progress of processes that move between cards.
 //! - `lines`: limits the rate of log lines.
-//! - `settings`: settings for tenants and for processes outside them.
+//! - `settings`: settings for tenants and for processes of no tenant.
 //! - `shares`: bounded records of the tokens for memory shared between processes.
 //! - `stopped`: detects stopped processes.
 //!

@@ -6,12 +6,12 @@ use std::collections::BTreeMap;
 const AT_ONCE: u64 = 10;
 /// Interval after which one more line may be written, in ns.
 const EACH_NS: u64 = 6_000_000_000;
-/// Maximum number of tracked causes. Beyond it, the cause with the oldest last line is dropped.
+/// Maximum number of tracked causes. For one more cause, the cause whose last line is the oldest is dropped.
 const CAUSES_MOST: usize = 1024;
 
 #[derive(Clone, Copy, Debug)]
 struct Count {
-    /// Time until which the rate is exhausted, in ns. A line is omitted if this time is too far in the future.
+    /// Time in ns at which the full burst is available again. A line is omitted if this time is too far in the future.
     until: u64,
     left_out: u64,
 }

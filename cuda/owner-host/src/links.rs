@@ -1,12 +1,12 @@
 //! Connections between the owners of cards that are used by the same tenant.
 //!
 //! Each owner listens on a socket that only its own user can open. For each pair of cards, the owner of the
-//! higher-numbered card connects to the other owner, and retries every [`RETRY_NS`]. Owners can therefore reconnect
-//! without help, for example after one of them restarts.
+//! higher-numbered card connects to the other owner, and retries every [`RETRY_NS`]. Owners therefore reconnect on
+//! their own, for example after one of them restarts.
 //!
 //! Both sides send a greeting first. Afterwards, each packet is one [`Message`], a probe, or the reply to a probe. An
 //! owner that exits, does not read its messages, or sends anything else loses its connection, which is re-established
-//! later. No function blocks on another owner. One call handles at most [`MESSAGES_AT_ONCE`] messages per owner.
+//! later. No function blocks on another owner. One call reads at most [`MESSAGES_AT_ONCE`] messages from each owner.
 
 use crate::rights::{Bound, ListenError, Rights};
 use crate::{CardState, Lines, StateMessage};
@@ -58,7 +58,7 @@ enum Packet {
     },
 }
 
-/// An event of a link to another owner. Messages from a card follow its `Reached`.
+/// An event of a link to another owner. Messages from a card arrive only after its `Reached`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkEvent {
     /// The link to the owner of this card is up.
@@ -105,7 +105,7 @@ pub struct OwnerLinks {
     lines: Lines<Refusal>,
 }
 
-/// Reason why a connection was rejected. Limits the rate of log lines.
+/// Reason why a connection was rejected, for the rate limit of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Refusal {
     User,
@@ -125,7 +125,8 @@ impl OwnerLinks {
         Ok(Self { card, listener, bound, accepts_from: 0, peers, unknown, events, lines: Lines::default() })
     }
 
-    /// Sets the cards whose owners this owner must be connected to, and the paths of their sockets.
+    /// Sets the owners that this owner must be connected to. `wanted` contains the paths of their sockets, keyed by
+    /// card.
     pub fn set_peers(&mut self, wanted: &BTreeMap<CardId, PathBuf>) {
         let Self { card: own, peers, events, .. } = self;
         peers.retain(|card, peer| {
@@ -162,7 +163,8 @@ impl OwnerLinks {
         peers.chain(unknown).chain(accepts).chain(events).min().map(|at| at.saturating_sub(now))
     }
 
-    /// Connects, accepts and receives. `is_ready` is false if no descriptor is ready. Returns the events in order.
+    /// Opens and accepts connections, and receives messages. `is_ready` is false if no descriptor is ready. Returns the
+    /// events in order.
     pub fn serve(&mut self, now: u64, is_ready: bool) -> Vec<LinkEvent> {
         if is_ready {
             self.accept(now);
@@ -189,7 +191,7 @@ impl OwnerLinks {
     }
 
     /// Sends a message to the owner of a card, or closes the connection if the owner does not read its messages. Does
-    /// nothing if that owner is not connected.
+    /// nothing without a connection to that owner.
     pub fn send(&mut self, card: CardId, message: Message, now: u64) {
         self.send_packet(card, &Packet::Gang(message), now);
     }
@@ -270,7 +272,7 @@ impl OwnerLinks {
         }
     }
 
-    /// Uses an accepted connection, which replaces an existing one to the same owner.
+    /// Starts to use an accepted connection after its greeting. It replaces an existing connection to the same owner.
     fn greeted(&mut self, card: CardId, connection: Connection, now: u64) {
         // If this owner does not know the other owner yet, the other owner will retry.
         if !self.peers.contains_key(&card) {
@@ -334,7 +336,7 @@ impl Drop for OwnerLinks {
 pub struct Links(Option<OwnerLinks>);
 
 impl Links {
-    /// Enables the links.
+    /// Starts to use the given links.
     pub fn begin(&mut self, links: OwnerLinks) {
         self.0 = Some(links);
     }
@@ -392,7 +394,7 @@ fn transmit(socket: &OwnedFd, packet: &Packet) -> Result<(), Errno> {
     rustix::io::retry_on_intr(|| rustix::net::send(socket, bytes, flags)).map(drop)
 }
 
-/// Receives a packet without blocking. Returns `None` if the other side has closed the connection.
+/// Receives a packet without blocking. Returns `Ok(None)` if the other side has closed the connection.
 fn receive(socket: &OwnedFd) -> Result<Option<Packet>, Errno> {
     let mut buffer = [0; MAX_PACKET];
     // With `TRUNC`, the call returns the full length of a truncated packet.

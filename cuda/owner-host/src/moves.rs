@@ -7,7 +7,7 @@ use cuda_control::ArrivalTimes;
 pub enum Departure {
     /// The process uses this card.
     Stays,
-    /// The process was requested to leave.
+    /// The process was asked to leave.
     Asked,
     /// The process has unmapped its chunks.
     Left,
@@ -44,7 +44,7 @@ impl Arrival {
         self.driver_us = [checkpoint_us, restore_us];
     }
 
-    /// Records that the process is on this card, and that its chunks are mapped. `clock` is the time in ns.
+    /// Records that the process is on this card and that its chunks are mapped, at the time `clock` in ns.
     pub fn complete(&mut self, pid: u32, chunks: u64, clock: u64) {
         let (arrive_us, [checkpoint_us, restore_us]) = (clock.saturating_sub(self.since) / 1000, self.driver_us);
         self.times.get_or_insert(ArrivalTimes { pid, checkpoint_us, restore_us, arrive_us, chunks });

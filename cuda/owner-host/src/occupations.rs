@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 /// Number of polls at which a process must occupy the card to prove that it bypasses the gate.
 const MIN_POLLS: usize = 2;
 
-/// A sequence of polls at which a process occupied the card, without a turn at or between them.
+/// A sequence of polls at which a process occupied the card. The process had no turn during this sequence.
 #[derive(Debug)]
 struct Occupation {
     /// Time of the first poll, in ns.

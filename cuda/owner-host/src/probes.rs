@@ -2,8 +2,9 @@
 //!
 //! A kernel of a collective operation spins until its peers on other cards run. If the owner of another card is stopped
 //! or restarts, the peer's gate may stay closed, and the kernel exceeds its time limit through no fault of its program.
-//! Therefore, the owner of this card first sends a probe to the other owners. If one of them responds late, the limit
-//! is restarted. No probe protects a program for longer than [`SILENCE_NS`], because the kernel occupies this card.
+//! Therefore, the owner of this card first sends a probe to the other owners. If one of them responds late, the time
+//! limit is restarted. No probe protects a program for longer than [`SILENCE_NS`], because the kernel occupies this
+//! card.
 
 use gang::CardId;
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,7 +22,7 @@ const SILENCE_NS: u64 = 30_000_000_000;
 pub enum Check {
     /// Send a probe to the owners of these cards. Check again when they respond or after [`Probes::RECHECK_NS`].
     Ask(Vec<CardId>),
-    /// Replies are outstanding: check again as after `Ask`.
+    /// Some replies are missing: check again as after `Ask`.
     Wait,
     /// The limit applies: no probe protects the program.
     Applies,
@@ -32,7 +33,7 @@ pub enum Check {
 pub enum Outcome {
     /// All owners responded promptly: check again now.
     Prompt(TenantId),
-    /// An owner responded late: the limit for the tenant's work starts again.
+    /// An owner responded late, or its connection was lost or opened: the limit for the tenant's work starts again.
     Late(TenantId),
 }
 
@@ -50,8 +51,8 @@ impl Probes {
     /// Time in ns after which [`Self::check`] is called again without a reply.
     pub const RECHECK_NS: u64 = 500_000_000;
 
-    /// Checks whether a limit applies to the work of a tenant that has exceeded it. `others` are the tenant's other
-    /// cards.
+    /// Checks whether a tenant that has exceeded its limit must be stopped, or the other owners must be probed first.
+    /// `others` are the tenant's other cards.
     pub fn check(&mut self, tenant: TenantId, others: impl Iterator<Item = CardId>, now: u64) -> Check {
         let Some(probe) = self.0.get(&tenant) else {
             let missing: BTreeSet<CardId> = others.collect();

@@ -22,9 +22,9 @@ pub struct ListenError {
 pub struct Rights {
     /// Permission bits.
     pub mode: Option<u32>,
-    /// Owner.
+    /// User ID of the owner.
     pub uid: Option<u32>,
-    /// Group.
+    /// Group ID.
     pub gid: Option<u32>,
 }
 

@@ -1,4 +1,4 @@
-//! Converts the daemon's rules of a card.
+//! Converts the daemon's rules for a card to settings.
 
 use cuda_control::{Quanta, Rules};
 use vram::QuantaConfig;

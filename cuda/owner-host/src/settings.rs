@@ -1,4 +1,4 @@
-//! Settings for tenants and for processes outside them, in the form of the state machine.
+//! Settings for tenants and for processes of no tenant, in the form that the state machine uses.
 
 use cuda_control::Gang;
 use sched::VgpuParams;
@@ -8,10 +8,10 @@ use vram::Limits;
 /// Action on an unresponsive process that has a turn or memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnStuck {
-    /// The process is killed.
+    /// Kill the process.
     #[default]
     Kill,
-    /// The driver suspends the process if possible; otherwise the process is killed.
+    /// Suspend the process through the driver if possible; otherwise kill it.
     Suspend,
 }
 
@@ -20,11 +20,12 @@ pub enum OnStuck {
 pub struct TenantSpec {
     /// Name that programs use to select the tenant.
     pub name: String,
-    /// User whose processes may belong to this tenant, in addition to root's.
+    /// ID of the user whose processes may belong to this tenant, in addition to those of root.
     pub uid: Option<u32>,
     /// Memory size that the tenant sees, in bytes.
     pub memory_bytes: u64,
-    /// Size in bytes of the tenant's window, which counts as host memory of the card, or 0 without a window.
+    /// Size in bytes of the memory window of the tenant's virtual machine, or 0 without a window. The window counts as
+    /// host memory of the card.
     pub window_bytes: u64,
     /// Limits of the tenant's memory on the card and in host memory, in chunks.
     pub limits: Limits,
@@ -45,7 +46,7 @@ pub struct ShareGroup {
     pub name: String,
     /// Kind of sharing that the tenant accepts. The strictest kind that any member accepts applies to the group.
     pub sharing: Sharing,
-    /// User of the tenant's programs, if known. An MPS server serves one user.
+    /// User ID of the tenant's programs, if known. An MPS server serves one user.
     pub user: Option<u32>,
 }
 
@@ -65,7 +66,7 @@ pub enum OnStranger {
 pub struct Unaccounted {
     /// Process ID.
     pub pid: u32,
-    /// Name of its program.
+    /// Name of the process's program.
     pub program: String,
     /// Bytes in excess of the account.
     pub bytes: u64,

@@ -17,8 +17,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use vram::{Limits, TenantId};
 
-/// Serves requests until end of file on `input`. Afterwards, programs keep their memory and try to reconnect to the
-/// next owner.
+/// Serves requests until end of file on `input`. Afterwards, programs keep their memory and try to connect to the next
+/// owner.
 ///
 /// # Errors
 /// Returns an error if `output` is closed.
@@ -96,7 +96,7 @@ impl Pipe {
         Ok((Self(server, mps.map(|mps| mps.folder)), Answer::Ready { name, uuid: nvml_uuid(uuid), total_bytes, links }))
     }
 
-    /// Handles one request line.
+    /// Executes the request in one line, and returns the reply.
     pub(crate) fn answer(&mut self, line: &str) -> Answer {
         match serde_json::from_str(line) {
             Ok(request) => answer(&mut self.0, self.1.as_deref(), request).unwrap_or_else(Answer::Failed),
@@ -213,7 +213,8 @@ fn answer(server: &mut Server, mps: Option<&Path>, request: Request) -> Result<A
 }
 
 /// Runs `attempt`, which guarantees card memory to a tenant. If other tenants use this memory beyond their own
-/// guarantees, starts evicting it and immediately returns the inner error, so that the owner can serve other requests.
+/// guarantees, starts to evict it. Returns the inner error immediately in this case, so that the owner can serve other
+/// requests.
 fn promise<T: Send + 'static>(
     server: &Server,
     attempt: impl FnOnce(&mut Core) -> Result<T, TenantError> + Send + 'static,

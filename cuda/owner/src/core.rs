@@ -7,12 +7,12 @@
 //! (`occupation`), processes that outlived an owner (`adopt`), processes that are stopped during a turn (`stopped`),
 //! memory shared between processes (`exports`), fixed memory and releases (`fixed`), moves of tenants to other cards
 //! (`moves`), accounts compared with NVML and the driver (`accounts`), tenants that use the card at the same time
-//! (`share_groups`), and their servers (`mps`), tenants with several cards (`gangs`), and accounts for the next owner
+//! (`share_groups`) and their servers (`mps`), tenants with several cards (`gangs`), and accounts for the next owner
 //! (`saved`). Timers are in [`tenancy::Deadlines`].
 //!
-//! Handling an event performs at most `WORK_AT_ONCE` units of deferrable work, such as placing and releasing chunks.
-//! Later events perform the rest, and [`Core::next_wakeup`] requests the next one immediately. All other work is
-//! bounded by the size of the message; see the table in `cuda-protocol`.
+//! For each event, the core performs at most `WORK_AT_ONCE` units of deferrable work, such as placing and releasing
+//! chunks. It performs the rest during later events, and [`Core::next_wakeup`] requests the next one immediately. All
+//! other work is bounded by the size of the message; see the table in `cuda-protocol`.
 
 mod accounts;
 mod adopt;
@@ -65,22 +65,22 @@ use tenancy::{Deadline, Deadlines};
 use vram::balance::Config as BalanceConfig;
 use vram::{ChunkTable, Contents, Place, QuantaConfig, TenantId};
 
-/// Longest clock step between events, in ns. After a longer gap, in which the host did not schedule the owner, the
-/// owner cannot tell whether processes were late.
+/// Maximum clock step between two events, in ns. The clock ignores the rest of a longer gap, because the owner cannot
+/// tell whether processes were late while the host did not schedule the owner.
 const STEP_MOST: u64 = 100_000_000;
 
-/// Time in ns during which memory is still evicted for a guarantee after the last request for it.
+/// Time in ns after the last request for a guarantee during which memory is still evicted for it.
 // TIMEOUT: the daemon repeats the request every 50 ms.
 const PROMISE_NS: u64 = 2_000_000_000;
 
-/// Time after a move before memory is pinned for the stock again, in ns. A move in several batches has gaps of a few
-/// milliseconds, and pinning holds the driver's locks for about that time.
+/// Minimum time between a move and the next pinning of memory for the stock, in ns. A move in several batches has gaps
+/// of a few milliseconds, and pinning holds the driver's locks for about that time.
 const RESTOCK_NS: u64 = 200_000_000;
 
 /// Maximum units of deferrable work per event. A unit is one or two searches in an ordered map, about a microsecond.
 const WORK_AT_ONCE: usize = 1024;
 
-/// Size of the range from which one owner assigns numbers.
+/// Size of the range of numbers that one owner can assign.
 const OWN_NUMBERS: u64 = 1 << 40;
 
 /// Settings of a card.
@@ -96,7 +96,7 @@ pub struct CardConfig {
     pub host_ready_bytes: u64,
     /// UUID of the card, from `cuDeviceGetUuid`.
     pub uuid: [u8; 16],
-    /// `cuDeviceGetUuid` of the cards to which programs could move.
+    /// UUIDs of the cards to which programs could move, from `cuDeviceGetUuid`.
     pub others: Vec<[u8; 16]>,
     /// Settings of the balancer, which distributes memory between tenants.
     pub balance: BalanceConfig,
@@ -141,8 +141,8 @@ impl CardConfig {
             uuid: [0; 16],
             others: Vec::new(),
             balance: BalanceConfig::default(),
-            // Copies take one eightieth of a quantum, and the resulting interruptions of programs take as long. Sharing
-            // memory in quanta therefore costs at most 3 %.
+            // Copies take one eightieth of a quantum, and interrupt programs for equally long. Sharing memory in quanta
+            // therefore costs at most 3 %.
             quanta: QuantaConfig { factor: 80, ..QuantaConfig::default() },
             time: sched::turns::scheduler_defaults(),
             turns: TurnsConfig::default(),
@@ -170,13 +170,13 @@ pub enum SetupError {
     Time(#[from] sched::ConfigError),
 }
 
-/// Memory at one of a tenant's indices.
+/// Memory that a tenant has at one index.
 #[derive(Debug)]
 enum Body {
     /// A chunk that the tenant's processes use.
     Chunk {
         piece: PieceId,
-        /// The chunk's own number, which distinguishes the chunk from later chunks at the same index.
+        /// A number that distinguishes the chunk from later chunks at the same index.
         number: u64,
         /// Processes that use the chunk, each with its own number for it.
         users: BTreeSet<(SessionId, ChunkId)>,
@@ -198,7 +198,7 @@ impl Body {
         matches!(self, Self::Fixed | Self::Chunk { pinned: true, .. })
     }
 
-    /// Returns the chunk's user if it has only one.
+    /// Returns the chunk's user if the chunk has exactly one.
     fn only_user(&self) -> Option<(SessionId, ChunkId)> {
         let Self::Chunk { users, .. } = self else { return None };
         users.first().copied().filter(|_| users.len() == 1)
@@ -218,7 +218,7 @@ struct Tenant {
     users: u64,
     /// Number of requested chunks that have not been placed yet.
     wanted: u64,
-    /// Number of backings being created for requests.
+    /// Number of pieces that are being allocated for requests.
     making: u32,
     busy_ns: u64,
     copy_ns: u64,
@@ -228,7 +228,7 @@ struct Tenant {
     suspended: u64,
     /// The tenant's most recently abandoned programs.
     given_up: VecDeque<GivenUp>,
-    /// Set if the tenant will be removed once its programs have exited.
+    /// Set if the tenant is to be removed once its programs have exited.
     retired: bool,
     /// Reason why the last program could not move to or from this card.
     obstacle: Option<String>,
@@ -249,11 +249,11 @@ pub struct Core {
     tenants: BTreeMap<TenantId, Tenant>,
     sessions: BTreeMap<SessionId, Session>,
     shares: Shares,
-    /// Backings being created for requests, each with its process and tenant.
+    /// Pieces that are being allocated for requests, each with its process and tenant.
     making: BTreeMap<PieceId, (SessionId, TenantId)>,
-    /// Processes with requests that wait until fewer backings are being created for their tenant.
+    /// Processes with requests that wait until fewer pieces are being allocated for their tenant.
     hungry: BTreeSet<(TenantId, SessionId)>,
-    /// Processes whose requests or fixed memory were deferred to a later event.
+    /// Processes with requests (`unserved`) or fixed memory (`uncounted`) that must be handled in a later event.
     unserved: BTreeSet<SessionId>,
     uncounted: BTreeSet<SessionId>,
     /// Process whose requests were last retried.
@@ -264,7 +264,7 @@ pub struct Core {
     /// Units of work performed for the current event.
     spent: usize,
     steps: u64,
-    /// Chunks whose piece is not in the memory assigned to them. The value is true while a move is in progress.
+    /// Chunks whose piece is not in the memory assigned to them. The value is true while the chunk is being moved.
     misplaced: BTreeMap<(TenantId, u32), bool>,
     /// Number of card chunks denied since the last plan, keyed by tenant.
     unmet: BTreeMap<TenantId, u32>,
@@ -278,9 +278,10 @@ pub struct Core {
     occupations: owner_host::Occupations,
     /// Processes that occupied the card at the last poll.
     occupants: BTreeSet<u32>,
-    /// Connections whose turn overruns, but whose process had no work on the card at the last poll.
+    /// Connections with an overrunning turn, if their process had no work on the card at the last poll.
     idle_overruns: BTreeSet<SessionId>,
-    /// Number of chunks to keep free for a promised guarantee.
+    /// Number of chunks that must become spare before a rejected guarantee can be granted. Set while memory is freed
+    /// for it.
     promise: Option<u32>,
     actions: Vec<Action>,
     /// The machine's clock and the time of the last event, in ns.
@@ -418,7 +419,7 @@ impl Core {
         self.follow_up();
     }
 
-    /// Counts units of work.
+    /// Adds to the units of work performed.
     fn work(&mut self, units: usize) {
         self.spent += units;
         self.steps += units as u64;
@@ -429,7 +430,7 @@ impl Core {
         self.spent < WORK_AT_ONCE
     }
 
-    /// Returns the units of work done so far, so that each tenant's share can be bounded.
+    /// Returns the total units of work performed so far, for bounding each tenant's share of the owner's time.
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.steps
@@ -647,7 +648,7 @@ impl Core {
         self.tenants.get(&id).map(|tenant| &tenant.spec)
     }
 
-    /// Handles the consequences of an event until none remain.
+    /// Performs the work that follows from an event, up to the work limit.
     fn follow_up(&mut self) {
         self.expire();
         self.go_on_working();
@@ -675,7 +676,7 @@ impl Core {
         }
     }
 
-    /// Handles the deadlines that have passed.
+    /// Performs the actions that are due at the deadlines that have passed.
     fn expire(&mut self) {
         for deadline in self.deadlines.take_passed(self.clock) {
             match deadline {
@@ -740,7 +741,7 @@ impl Core {
     }
 }
 
-/// Returns true if fixed memory of this kind is on the card.
+/// Returns true if this kind of fixed memory is on the card.
 fn on_card(kind: FixedKind) -> bool {
     !matches!(kind, FixedKind::Host)
 }

@@ -196,7 +196,7 @@ impl World {
         }
     }
 
-    /// Returns the number of a chunk of this process or of any process, or an unused number.
+    /// Returns the ID of a chunk of this process or of any process, or an unused ID.
     fn chunk(&self, input: &mut Input<'_>, session: SessionId) -> ChunkId {
         let at = input.below(64);
         let any = || self.programs.values().flat_map(|program| &program.chunks);
@@ -502,7 +502,7 @@ pub fn control(data: &[u8]) {
     let _ = std::fs::remove_dir_all(&folder);
 }
 
-/// Returns the card's list of tenants: name, unused memory, and share of the time.
+/// Returns the card's list of tenants: name, number of unbacked chunks, and entitled share of the time.
 fn seen(pipe: &mut Pipe) -> Vec<(String, u32, u32)> {
     let line = serde_json::to_string(&Request::View { since_ns: 0 }).expect("it is JSON");
     let Answer::View(card) = pipe.answer(&line) else { panic!("no view") };

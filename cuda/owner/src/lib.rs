@@ -8,8 +8,8 @@
 //!
 //! The owner allocates chunks. Programs import them and map them at their own addresses, and the owner copies them
 //! through its own mappings. To move chunks, the owner quiesces a program and copies its chunks, and the program maps
-//! the copies at the same addresses. `vram` decides about moves, and `sched::turns` about turns; both are independent
-//! of CUDA.
+//! the copies at the same addresses. `vram` plans the moves, and `sched::turns` schedules the turns; both are
+//! independent of CUDA.
 //!
 //! This crate accesses GPUs only through `owner-driver`, and does not make decisions about cards that the mediator
 //! itself owns.

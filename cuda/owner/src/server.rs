@@ -38,7 +38,7 @@ use workers::Workers;
 
 /// Maximum number of notes from other threads that are handled before processes are served.
 const NOTES_AT_ONCE: usize = 256;
-/// Time for programs of an earlier daemon to reconnect, before other programs get memory.
+/// Time during which programs of an earlier daemon can reconnect before other programs get memory.
 // TIMEOUT: programs retry every `cuda_protocol::RECONNECT_MS`, so they have ten attempts.
 const COME_BACK: Duration = Duration::from_secs(2);
 
@@ -59,7 +59,7 @@ pub enum ServerError {
     System(#[from] io::Error),
 }
 
-/// Tenant or user that causes a log line.
+/// Tenant or user to which a connection and its log lines are attributed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Cause {
     /// A tenant's programs.
@@ -82,7 +82,7 @@ enum Note {
     Unlisten(TenantId),
     Mps(MpsOptions),
     Links(OwnerLinks),
-    /// Cards whose owners this owner must connect to, with their sockets.
+    /// Cards to whose owners this owner must connect, each with the owner's socket.
     LinkWith(BTreeMap<CardId, PathBuf>),
     /// Processes of a tenant that has moved here from another card.
     Expect(TenantId, Vec<u32>),
@@ -113,7 +113,7 @@ pub struct Server {
     thread: Option<JoinHandle<()>>,
     users: Option<Users>,
     driver: Arc<dyn Driver>,
-    /// The cards of each tenant with several cards.
+    /// Each multi-card tenant's cards, each with the path of its owner's socket.
     gangs: BTreeMap<TenantId, BTreeMap<CardId, PathBuf>>,
     /// Sockets of tenants that are moving to this card, until the owner listens on them.
     held_sockets: BTreeMap<TenantId, (PathBuf, Rights)>,
@@ -251,7 +251,8 @@ impl Server {
         self.sockets.extract_if(.., of_it).for_each(|(_, bound)| bound.remove());
     }
 
-    /// Kills the processes that do not connect in time, because they have chunks that no owner accounts for.
+    /// Expects processes of a tenant to connect. Kills the processes that do not connect in time, because no owner
+    /// accounts for their chunks.
     pub fn expect(&self, tenant: TenantId, pids: Vec<u32>) {
         self.notes.put(Note::Expect(tenant, pids));
     }
@@ -322,7 +323,7 @@ struct Serving {
     heard: BTreeMap<Cause, SessionId>,
     /// Earliest time at which connections are accepted, in ns since `start`.
     accepts_from: u64,
-    /// Set if unhandled notifications remain.
+    /// Set if unhandled notes remain.
     notes_left: bool,
     peers: Peers,
     vault: Arc<Vault>,
@@ -388,7 +389,7 @@ impl Serving {
         let limit =
             limit.map(|ns| Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 });
         let ids: Vec<SessionId> = self.sessions.keys().copied().collect();
-        // Without a free descriptor for a connection, the listeners would stay readable.
+        // Do not poll the listeners: without a free descriptor for a connection, they would stay readable.
         let listening = if self.now() < self.accepts_from { 0 } else { self.listeners.len() };
         let of_listeners = self.listeners[..listening].iter().map(|(_, listener)| listener.as_fd());
         let of_sessions = self.sessions.values().map(|connection| connection.link.as_fd());
@@ -458,7 +459,7 @@ impl Serving {
         self.carry_out();
     }
 
-    /// Reports a change of a process to the state machine.
+    /// Reports a state change of a process to the state machine.
     fn tell(&mut self, news: News) {
         match news {
             News::Signalled(Some(tenant), done) => self.handle(Event::Signalled { tenant, done }),

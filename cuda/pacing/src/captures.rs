@@ -13,7 +13,7 @@ use crate::streams::Stream;
 pub struct Captures {
     /// Number of captures that are open or about to begin.
     open: AtomicU32,
-    /// Contexts and streams where the open captures began.
+    /// Context and stream in which each open capture began.
     origins: Mutex<HashSet<(u64, Stream)>>,
 }
 

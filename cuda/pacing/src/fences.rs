@@ -44,7 +44,7 @@ pub struct Fences {
 }
 
 impl Fences {
-    /// Creates an empty record for the program's card with this number.
+    /// Creates a record without work or fences for the program's card number `card`.
     pub fn new(card: usize) -> Self {
         // A thread that has not noted any streams is in generation 0. Cards use different generations, because a thread
         // remembers streams of only one generation.

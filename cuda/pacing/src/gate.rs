@@ -1,7 +1,7 @@
 //! The submission gate. It is closed while another tenant has the slice or chunks are relocated.
 //!
-//! A submission through the open gate costs two additions to a counter shared by few threads. Closing the gate waits
-//! until no thread is in the real driver's submit functions.
+//! A submission through the open gate costs two atomic updates of a counter that few threads share. Closing the gate
+//! waits until no thread is in the real driver's submit functions.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -49,7 +49,7 @@ pub struct Gate {
     told: AtomicBool,
     /// Set while one submission may pass outside the slice.
     steps: AtomicBool,
-    /// Deadline until which one thread spins for the next slice, in ns of [`Gate::clock`].
+    /// Time until which one thread spins for the next slice, in ns of [`Gate::clock`].
     soon: AtomicU64,
     /// Set while a thread spins for the next slice.
     looks: AtomicBool,
@@ -140,8 +140,8 @@ impl Gate {
         self.steps.load(Ordering::SeqCst)
     }
 
-    /// Lets one blocked submission pass while the gate remains closed. Returns when a submission has passed, or after
-    /// `limit` if no submission is blocked or the gate is also closed for another reason.
+    /// Lets one blocked submission pass while the gate remains closed. Returns when a submission has passed,
+    /// immediately if none is blocked, or after `limit` if the gate is also closed for another reason.
     pub fn step(&self, limit: Duration) {
         {
             let _guard = self.lock();

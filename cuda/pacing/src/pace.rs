@@ -208,7 +208,7 @@ impl RunAhead {
     }
 
     /// Starts a group before a submission to a stream without work in flight, so that the card's idle time is not
-    /// counted. If the submission was `held`, first updates the work in flight.
+    /// counted. If the gate has `held` the submission, first removes the groups that have completed.
     pub fn begin(&self, captures: &Captures, stream: Stream, held: bool) {
         let context = driver::current_context() as u64;
         let mut pace = self.lock();
@@ -258,7 +258,7 @@ impl RunAhead {
         }
     }
 
-    /// Removes a stream that the program is about to destroy.
+    /// Ends the groups of a stream that the program is about to destroy.
     pub fn forget(&self, captures: &Captures, stream: u64) {
         if self.is_active() {
             let mut pace = self.lock();
@@ -291,7 +291,7 @@ impl RunAhead {
         pace.all_measured && pauses && pace.left_ns(now) <= lead.as_nanos() as f64
     }
 
-    /// Ends all groups and checks them. Returns the remaining time of the work in flight.
+    /// Ends all groups, and removes the completed ones. Returns the remaining time of the work in flight.
     pub fn left(&self, captures: &Captures) -> Left {
         let mut pace = self.lock();
         pace.close_groups(captures, |_| true);
@@ -305,7 +305,7 @@ impl RunAhead {
         pace.last.max(pace.seen).map_or(Duration::MAX, |last| last.elapsed())
     }
 
-    /// Returns the time until the next expected completion of work in flight, or `None` if none is expected.
+    /// Returns the estimated time until all work in flight completes, or `None` if no work is in flight.
     pub fn next_end(&self) -> Option<Duration> {
         let pace = self.lock();
         let any = pace.groups.iter().any(|g| !g.keys.is_empty());
@@ -488,7 +488,7 @@ impl Pace {
             };
             let met = CONFIRMING_RATIOS.contains(&off);
             if !met && length.steady >= 2 * MIN_CONFIRMING_GROUPS && DISTURBED.contains(&off) {
-                // A third consecutive deviation is not an outlier.
+                // The third consecutive deviation, at the latest, changes the duration.
                 length.steady /= 2;
                 continue;
             }

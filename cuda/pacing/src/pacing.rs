@@ -10,19 +10,19 @@ use crate::pace::{Left, RunAhead};
 use crate::solo_backlog::SoloBacklog;
 use crate::streams::Stream;
 
-/// Limits of the program's work in flight.
+/// Limits on the program's work in flight.
 #[derive(Debug)]
 pub struct Pacing {
-    /// Limits while other tenants have work.
+    /// Limits the work in flight while other tenants have work.
     pub run_ahead: RunAhead,
-    /// Limits while the program is alone.
+    /// Limits the work in flight while the program is alone.
     pub solo_backlog: SoloBacklog,
     /// Detects the completion of unmeasured work during captures.
     pub fences: Fences,
 }
 
 impl Pacing {
-    /// Creates the limits of a program for its card with this number. The program must not have work.
+    /// Creates the limits for the program's card number `card`. No work of the program may be in flight there.
     pub fn new(card: usize) -> Self {
         Self { run_ahead: RunAhead::default(), solo_backlog: SoloBacklog::new(), fences: Fences::new(card) }
     }

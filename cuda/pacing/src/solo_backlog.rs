@@ -1,10 +1,11 @@
 //! Limits the work in flight of a program that is alone. Such work is not measured.
 //!
-//! The next tenant must wait for this backlog, and the program is killed if it exceeds the run limit. Therefore, an
-//! event (a *mark*) is recorded in a stream after every few submissions. A stream with `MAX_MARKS_PER_STREAM` marks in
-//! flight does not accept submissions until one of them completes. The number of submissions between two marks depends
-//! on their duration, so that about 0.1 s of work, or at least four submissions, can be in flight. The queue of a real
-//! card is also limited, but to a thousand submissions of any length.
+//! The next tenant must wait for this backlog, and the program is killed if the backlog exceeds the run limit.
+//! Therefore, an event (a *mark*) is recorded in a stream after every few submissions. A stream with
+//! `MAX_MARKS_PER_STREAM` marks in flight does not accept submissions until one of them completes. The number of
+//! submissions between two marks depends on the duration of the submissions, so that about 0.1 s of work, or at least
+//! four submissions, can be in flight. The queue of a real card is also limited, but to a thousand submissions of any
+//! length.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -18,7 +19,7 @@ use crate::gate::Gate;
 use crate::pace::RunAhead;
 use crate::streams::Stream;
 
-/// Maximum number of marks in flight per stream.
+/// Initial maximum number of marks in flight per stream.
 const MAX_MARKS_PER_STREAM: usize = 4;
 /// Initial number of submissions between two marks. An event costs the card 2 to 4 us.
 const INITIAL_SUBMISSIONS_PER_MARK: u32 = 4;
@@ -30,11 +31,11 @@ const MAX_SUBMISSIONS_PER_MARK: u32 = 32;
 const WIDEN_BELOW: Duration = Duration::from_millis(20);
 /// A wait for a mark that takes longer than this narrows the interval.
 const NARROW_ABOVE: Duration = Duration::from_millis(100);
-/// Time without a completed mark after which a stream can have twice as many marks.
+/// Time without a completed mark after which streams can have twice as many marks.
 // TIMEOUT: a stream may wait for the thread that waits here, so the thread must eventually continue. A program with
 // longer launches already has enough work in flight to be killed when another program starts.
 const MARK_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum number of events kept for further marks.
+/// Maximum number of unused events kept for later marks.
 const MAX_SPARE_EVENTS: usize = 64;
 
 #[derive(Debug)]
@@ -51,7 +52,7 @@ struct Marks {
     spare: Vec<(u64, Event)>,
     /// Number of submissions between two marks.
     every: u32,
-    /// Maximum number of marks of a stream.
+    /// Maximum number of marks per stream.
     most: usize,
 }
 
@@ -76,7 +77,7 @@ impl Default for SoloBacklog {
 }
 
 impl SoloBacklog {
-    /// Returns a backlog without work.
+    /// Returns an empty backlog.
     pub fn new() -> Self {
         Self {
             left: Countdown(AtomicU32::new(INITIAL_SUBMISSIONS_PER_MARK)),
@@ -171,8 +172,8 @@ impl Marks {
         }
     }
 
-    /// Checks the marks of a waiting stream. `since` is the time when the last mark completed. Returns true if the
-    /// stream can accept submissions.
+    /// Checks the marks of a waiting stream. `since` is the time from which the mark timeout is measured, or `None` at
+    /// the start of the wait. Returns true if the stream can accept submissions.
     fn look(
         &mut self,
         now: Instant,
@@ -221,7 +222,7 @@ impl Marks {
         self.marks.iter().any(|mark| self.is_full(mark.stream))
     }
 
-    /// Returns the age of a stream's first mark.
+    /// Returns the age of a stream's oldest mark.
     fn age(&self, stream: Stream, now: Instant) -> Duration {
         let first = self.marks.iter().find(|mark| mark.stream == stream);
         first.map_or(Duration::ZERO, |mark| now.duration_since(mark.made))

@@ -1,8 +1,8 @@
-//! The functions that name devices, and the refusal of hidden ones.
+//! Functions whose arguments name devices, and the rejection of calls that name hidden devices.
 //!
 //! The devices of a program are numbered from 0, and the hidden ones follow. A call that names a hidden device gets the
-//! result that the driver has for a device that does not exist. This table has the functions whose arguments name
-//! devices, as numbers or as locations of memory; interoperability with graphics is not included.
+//! driver's result for a device that does not exist. The table lists the functions whose arguments name devices, as
+//! numbers or as memory locations, except those for graphics interoperability.
 //!
 //! UNSAFETY: reads arguments by position, and structures to which they point.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -13,14 +13,14 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use cuda_driver::calls::{INVALID_DEVICE, INVALID_VALUE};
 use cuda_driver::symbols::{Arguments, at};
 
-/// An argument that names a device. The number is the argument's position.
+/// An argument that names a device. The first number is the argument's position.
 #[derive(Clone, Copy, Debug)]
 enum Argument {
     /// `CUdevice`.
     Device(usize),
     /// `CUmemLocation` by value.
     Location(usize),
-    /// Pointer to a structure in which a `CUmemLocation` begins at an index in units of `int`.
+    /// Pointer to a structure, and the index of a `CUmemLocation` in that structure, in units of `int`.
     InStructure(usize, usize),
     /// Pointer to a list of `CUmemAccessDesc`, and the position of its length.
     List(usize, usize),
@@ -37,10 +37,10 @@ const PROPERTY_LOCATION: usize = 2;
 /// Maximum length of a list that is examined. No program has this many devices.
 const MAX_LIST: usize = 1024;
 
-/// Number of the program's devices. Static because the calls cannot pass it.
+/// Number of devices that the program sees. A static variable, because intercepted calls have no argument for it.
 static SHOWN: AtomicI32 = AtomicI32::new(c_int::MAX);
 
-/// Hides all devices from number `count` on.
+/// Hides all devices whose numbers are at least `count`.
 pub fn show(count: usize) {
     SHOWN.store(c_int::try_from(count).unwrap_or(c_int::MAX), Ordering::Relaxed);
 }
@@ -57,7 +57,7 @@ pub fn is_hidden(device: c_int) -> bool {
     device >= SHOWN.load(Ordering::Relaxed)
 }
 
-/// Returns the arguments of a function that name devices.
+/// Returns those arguments of a function that name devices.
 fn arguments(index: usize) -> &'static [Argument] {
     match index {
         at::cuDevicePrimaryCtxRelease
@@ -117,16 +117,16 @@ fn arguments(index: usize) -> &'static [Argument] {
     }
 }
 
-/// Returns true if arguments of a function name devices.
+/// Returns true if any argument of a function names devices.
 #[must_use]
 pub fn names_devices(index: usize) -> bool {
     !arguments(index).is_empty()
 }
 
-/// Returns the result of a call that names a hidden device, or `None` if the call names none.
+/// Returns the result for a call that names a hidden device, or `None` if the call names none.
 ///
 /// # Safety
-/// The arguments must be those of a call of the function.
+/// `call` must contain the arguments of a call to the function.
 #[must_use]
 pub unsafe fn refusal(index: usize, call: Arguments) -> Option<c_int> {
     let is_hidden_at = |place: [c_int; 2]| place[0] == ON_DEVICE && is_hidden(place[1]);
@@ -185,7 +185,7 @@ mod tests {
             assert_eq!(refused(index, own), None, "{index} {own:?}");
             assert_eq!(refused(index, hidden), Some(INVALID_DEVICE), "{index} {hidden:?}");
         }
-        // Pinned memory on a device; and the same in host memory.
+        // Properties of pinned memory on a device or in host memory.
         let property = |kind: c_int, id: c_int| [1, 1, kind, id, 0, 0, 0, 0];
         let create = |property: &[c_int; 8]| refused(at::cuMemCreate, &[0, 0, property.as_ptr() as u64, 0]);
         assert_eq!((create(&property(1, 0)), create(&property(3, 1))), (None, None));

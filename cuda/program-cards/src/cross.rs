@@ -7,16 +7,16 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// State of memory replacements.
+/// Replacements of memory in progress.
 #[derive(Debug, Default)]
 struct Replacements {
     /// Set once work on a card may use another card's memory.
     possible: bool,
-    /// Number of replacements in progress on each card that quiesce only that card.
+    /// For each card, number of replacements in progress that quiesce only that card.
     alone: [u32; cuda_pacing::gate::MAX_CARDS],
 }
 
-/// Determines which cards must be quiesced for a program while memory is replaced.
+/// Determines on which of its cards a program must be quiesced while memory is replaced.
 #[derive(Debug, Default)]
 pub struct CrossAccess {
     /// Set once work on a card may use another card's memory, and all memory is mapped.
@@ -56,7 +56,7 @@ impl CrossAccess {
     }
 
     /// Records that memory of a card is about to be replaced. Returns true if the program must be quiesced on all its
-    /// cards. [`Self::end`] must follow.
+    /// cards. The caller must call [`Self::end`] after the replacement.
     pub fn begin(&self, card: usize) -> bool {
         let mut state = self.lock();
         if !state.possible
@@ -87,7 +87,7 @@ mod tests {
         assert!(!cross.begin(1), "no other card uses the memory");
         std::thread::scope(|scope| {
             let thread = scope.spawn(|| cross.allow(|| assert!(cross.lock().possible, "moves now need all cards")));
-            // By then, the other thread is waiting or about to wait.
+            // The other thread is waiting, or is about to wait.
             for _ in 0..1000 {
                 std::thread::yield_now();
                 assert!(!cross.is_ready() && !cross.lock().possible);

@@ -2,11 +2,12 @@
 //!
 //! NVIDIA's kernel driver lists its cards in `/proc/driver/nvidia/gpus`, each with its UUID and the number of its
 //! device file `/dev/nvidiaN`. A container with some of the device files has either all entries or only those of its
-//! cards. The driver's library ignores the list of visible cards from the first card on that it cannot open.
+//! cards. If the driver's library cannot open a card in the list of visible cards, it ignores this entry and all later
+//! ones.
 
 use std::path::Path;
 
-/// Folder of the kernel driver's cards.
+/// Folder in which the kernel driver lists its cards.
 pub const CARDS: &str = "/proc/driver/nvidia/gpus";
 /// Folder of device files.
 pub const DEVICES: &str = "/dev";
@@ -25,8 +26,8 @@ fn entry(text: &str) -> Option<Entry> {
     Some(Entry { uuid: field("GPU UUID")?.replace('-', ""), device: format!("nvidia{}", field("Device Minor")?) })
 }
 
-/// Returns those of `cards` whose device files exist. Returns all cards if the kernel driver does not tell the UUID of
-/// each card, which it knows after a card's first use.
+/// Returns those of `cards` whose device files exist. Returns all cards if a UUID is missing from the kernel driver's
+/// list, because the kernel driver knows a card's UUID only after the card's first use.
 #[must_use]
 pub fn reachable(cards: &[[u8; 16]], listed: &Path, devices: &Path) -> Vec<[u8; 16]> {
     let files = std::fs::read_dir(listed).into_iter().flatten().flatten();

@@ -19,7 +19,7 @@ pub fn uuid(ordinal: c_int) -> Option<[u8; 16]> {
     }
 }
 
-/// Returns the UUIDs of all devices that the driver sees. The UUID is zero if a driver call fails.
+/// Returns the UUIDs of all devices that the driver sees. The UUID of a device is zero if a driver call for it fails.
 #[must_use]
 pub fn seen() -> Vec<[u8; 16]> {
     let mut count = 0;

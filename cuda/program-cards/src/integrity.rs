@@ -1,8 +1,8 @@
 //! The integrity query of NVIDIA's runtime, for a program from which devices are hidden.
 //!
 //! The answer covers the identity of each device ([decision 143](../../../docs/decisions/143-integrity-answer.md)). The
-//! driver would include the hidden devices, which the runtime does not find, so that each of its calls would fail with
-//! 103. The answer therefore comes from `cuda-exports`.
+//! driver would include the hidden devices, which the runtime does not find, so that each runtime call would fail with
+//! error 103. The answer therefore comes from `cuda-exports`.
 //!
 //! UNSAFETY: calls the driver.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -17,10 +17,10 @@ use crate::calls::shown;
 /// The attributes of a device's PCI domain, bus and device.
 const ADDRESS: [c_int; 3] = [50, 33, 34];
 
-/// The driver with the devices that the program sees.
+/// The driver, restricted to the devices that the program sees.
 struct Shown;
 
-/// Returns `CUDA_SUCCESS` as `Ok`.
+/// Converts a `CUresult` to a `Result`.
 fn checked(result: c_int) -> Result<(), i32> {
     if result == SUCCESS { Ok(()) } else { Err(result) }
 }
@@ -64,7 +64,7 @@ impl cuda_exports::Driver for Shown {
         (0..count().unwrap_or(0)).map_while(|ordinal| identity(ordinal).ok()).collect()
     }
 
-    // The other tables are the driver's own.
+    // These functions serve other tables, which the program gets from the driver.
 
     fn primary_context(&self, _device: i32) -> Result<u64, i32> {
         Err(NOT_SUPPORTED)
@@ -94,7 +94,8 @@ pub fn is_query(uuid: &[u8; 16]) -> bool {
 /// Returns the table of the integrity query.
 ///
 /// # Errors
-/// Returns the driver's error if it has no table of the runtime's functions, whose address the answer includes.
+/// Returns the driver's error if the driver lacks the table of the runtime's functions. The answer includes the address
+/// of this table.
 pub fn table() -> Result<*const c_void, i32> {
     let mut runtime = std::ptr::null();
     // SAFETY: the pointers point to a local variable and a constant.

@@ -1,4 +1,4 @@
-//! The value of `CUDA_VISIBLE_DEVICES` for the driver's initialisation.
+//! The value of `CUDA_VISIBLE_DEVICES` for the driver's initialization.
 
 /// NVIDIA's environment variable for the cards visible to a process.
 pub const VARIABLE: &str = "CUDA_VISIBLE_DEVICES";

@@ -1,7 +1,7 @@
 //! Peer access that the program has enabled between contexts.
 //!
-//! The driver applies `cuCtxEnablePeerAccess` only to its own allocations. This library's chunks are mappings, so the
-//! library sets their access permissions itself, for each pair of devices with at least one enabled pair of contexts.
+//! The driver applies `cuCtxEnablePeerAccess` only to its own allocations. Chunks are mappings, so `cuda-shim` sets
+//! their access permissions itself, for each pair of devices with at least one enabled pair of contexts.
 
 use std::collections::HashMap;
 use std::ffi::c_int;

@@ -9,7 +9,7 @@
 //! ```text
 //! tenant -> owner   Hello
 //! owner  -> tenant  Welcome or WelcomeAmong, or Goodbye
-//! tenant -> owner   Sees, only after WelcomeAmong, once the driver is initialised
+//! tenant -> owner   Sees, only after WelcomeAmong, once the driver is initialized
 //! tenant -> owner   Adopt..., only after a reconnection, until `more` is false
 //! ```
 //!
@@ -28,10 +28,11 @@
 //! tenant -> owner   Allocate { request, chunks }
 //! owner  -> tenant  Granted { request, .. } one or more, until `more` is false; or Refused { request, .. }
 //! tenant -> owner   Free { chunks }: unmapped and released; the IDs are invalid from here on
+//! ```
 //!
 //! The owner sends chunks as they become available. The reply may be delayed if the tenant's exhaustion policy is to
 //! queue. If the request fails after some chunks have been granted, the tenant's side frees these chunks.
-//! [`FromTenant::Fix`] reserves memory that cannot be in chunks (arrays, exported memory, memory allocated by the
+//! [`FromTenant::Fix`] reserves memory that chunks cannot back (arrays, exported memory, memory allocated by the
 //! driver, registered host memory). The owner replies with [`FromOwner::Fixed`] or `Refused`, and [`FromTenant::Unfix`]
 //! returns the memory.
 //!
@@ -61,8 +62,8 @@
 //!
 //! Only one order is in progress at a time. `Redirect` can contain a chunk that the tenant's side freed after
 //! `Quiesce`. In this case, the tenant's side closes the descriptor and counts the chunk as moved. If `moved` is less
-//! than requested, the mappings of the remaining chunks do not change, and the owner keeps the old memory. Programs can
-//! allocate and free memory while an order is in progress.
+//! than the number of moves, the mappings of the remaining chunks do not change, and the owner keeps the old memory.
+//! Programs can allocate and free memory while an order is in progress.
 //!
 //! # Turns
 //!
@@ -106,20 +107,23 @@
 //! ```
 //!
 //! The tenant's side compares the card of each [`Welcome`] with the driver's card, and reports chunks only to the owner
-//! of the process's card. If no owner serves it in time, it maps its chunks on that card, and runs without an owner.
+//! of the process's card. If no owner serves the process in time, it maps its chunks on that card, and runs without an
+//! owner.
 //!
-//! The driver imports chunks of another card only if it showed this card to the process at its start. `WelcomeAmong`
-//! names the cards that the library makes visible to the driver and hides from the program, and `Sees` has the result.
+//! The driver imports chunks of another card only if that card was visible to the process when the driver was
+//! initialized. `WelcomeAmong` names the cards that the library makes visible to the driver and hides from the program,
+//! and `Sees` reports the result.
 //!
 //! # Ends
 //!
 //! [`FromTenant::Goodbye`] and [`FromOwner::Goodbye`] give the reason, and the connection is closed afterwards. If a
 //! connection is closed without a `Goodbye`, the owner considers the process dead, and the tenant's side considers the
-//! owner absent. The tenant's side then opens its gate, keeps its memory, rejects allocations in chunks, and tries to
-//! reconnect every [`RECONNECT_MS`], with the same `Hello::instance` and with `Hello::adopts` set. Neither side waits
-//! indefinitely for the other, and the owner never blocks when it sends a message ([`Link::try_send`]). Messages wait
-//! while the queue of their connection is full, or while the connection, its tenant or all tenants together have the
-//! maximum number of unread descriptors. The owner closes a connection only if its process does not read its messages.
+//! owner absent. The tenant's side then opens its gate, keeps its memory, lets allocations in chunks wait for a limited
+//! time, and tries to reconnect every [`RECONNECT_MS`]. The new `Hello` has the same `instance`, and `adopts` is set.
+//! Neither side waits indefinitely for the other, and the owner never blocks when it sends a message
+//! ([`Link::try_send`]). Messages wait while the queue of their connection is full, or while the connection, its tenant
+//! or all tenants together have the maximum number of unread descriptors. A full queue makes the owner close a
+//! connection only if the process does not read replies that it has requested.
 //!
 //! # Bounds
 //!
@@ -189,8 +193,7 @@ pub const VERSION_GANGS: u16 = 7;
 pub const VERSION_MOVES: u16 = 8;
 /// First version with [`FromOwner::WelcomeAmong`], [`FromTenant::Sees`] and [`FromTenant::Unusable`].
 pub const VERSION_VISIBLE_CARDS: u16 = 9;
-/// Maximum number of requests of a process ([`FromTenant::Allocate`] and [`FromTenant::Fix`]) that wait for their
-/// answers.
+/// Maximum number of pending [`FromTenant::Allocate`] and [`FromTenant::Fix`] requests of a process.
 pub const MAX_PENDING: usize = 64;
 /// Maximum size of a packet in bytes.
 pub const MAX_PACKET: usize = 16 << 10;
@@ -206,7 +209,7 @@ pub const MAX_NAME: usize = 64;
 pub const MAX_PROCESSES: usize = 2048;
 /// Maximum number of cards of one owner.
 pub const MAX_CARDS: usize = 16;
-/// Maximum number of cards that a process's driver sees, in one message.
+/// Maximum number of a driver's visible cards in one message.
 pub const MAX_SEEN: usize = 64;
 /// Time in microseconds before the end of a turn's last work at which the turn can end. The next tenant's first work
 /// takes this long to reach the card. If it arrived earlier, the hardware would time-slice between both tenants.

@@ -1,4 +1,4 @@
-//! A connection that transfers messages.
+//! A connection over which a process and an owner exchange messages.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;

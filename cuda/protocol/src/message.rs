@@ -37,7 +37,7 @@ pub struct Hello {
 /// A card that the tenant can use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CardInfo {
-    /// `cuDeviceGetUuid` of the card.
+    /// UUID of the card (`cuDeviceGetUuid`).
     pub uuid: [u8; 16],
     /// Memory size that `cuDeviceTotalMem` reports to this tenant, in bytes.
     pub total_bytes: u64,
@@ -74,7 +74,7 @@ pub struct Adopted {
     pub id: ChunkId,
     /// Kind of memory of the chunk.
     pub place: Place,
-    /// Set if the packet contains the chunk's descriptor. Otherwise, the chunk is not relocated until it is freed.
+    /// Set if the packet contains the chunk's descriptor. Otherwise, the chunk cannot be relocated.
     pub descriptor: bool,
 }
 
@@ -106,7 +106,8 @@ pub enum Refusal {
     Unsupported,
     /// The owner failed. Its log contains the details.
     Failed,
-    /// The chunks are being relocated, so the request must be repeated later. Only a reply to [`FromTenant::Export`].
+    /// The chunks are being relocated, so the request must be repeated later. Sent only in reply to
+    /// [`FromTenant::Export`].
     Moving,
     /// The process already has [`crate::MAX_PENDING`] pending requests, so the request must be repeated after a reply.
     /// Since version 4.
@@ -131,14 +132,14 @@ pub struct Run {
     pub report_us: u32,
 }
 
-/// Usage of the card's time, measured with the card's own events.
+/// A process's use of the card, measured with driver events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     /// Time since the last report during which the process had work in flight on the card, in nanoseconds.
     pub busy_ns: u64,
     /// Part of `busy_ns` during which only copies were in flight, in nanoseconds.
     pub copy_ns: u64,
-    /// Number of completed submissions.
+    /// Number of submissions completed since the last report.
     pub launches: u32,
 }
 
@@ -169,7 +170,7 @@ pub enum Obstacle {
     Busy,
     /// The process uses several cards.
     Cards,
-    /// The process manages mappings of chunks itself (`cuMemCreate`), or does not keep the descriptor of a chunk.
+    /// The process manages mappings of chunks itself (`cuMemCreate`), or has not kept the descriptor of a chunk.
     Mappings,
     /// The process shares memory with other processes.
     Shared,
@@ -200,7 +201,7 @@ pub enum FromTenant {
         request: u32,
         /// Index of the card.
         card: u8,
-        /// Number of requested chunks. Not limited.
+        /// Number of requested chunks, which the protocol does not limit.
         chunks: u32,
     },
     /// Returns chunks that have been unmapped and released.
@@ -249,7 +250,7 @@ pub enum FromTenant {
     Redirected {
         /// Number of the order.
         order: u32,
-        /// Number of chunks at the start of the list that have been redirected.
+        /// Number of leading chunks in the list that have been redirected.
         moved: u32,
     },
     /// A submission is waiting at the closed gate.
@@ -268,7 +269,7 @@ pub enum FromTenant {
         /// Set if a submission is waiting at the gate.
         waiting: bool,
     },
-    /// Usage within a turn.
+    /// Reports usage during a turn.
     Used {
         /// Index of the card.
         card: u8,
@@ -326,16 +327,16 @@ pub enum FromTenant {
         /// Reason why the process stays, or `None` if its gate is closed and it has unmapped all chunks.
         obstacle: Option<Obstacle>,
     },
-    /// Reports that the process is on a different card than the owner's, with all chunks unmapped. The owner replies
-    /// with `Fetched`, or closes the connection. Since version 8.
+    /// Reports that the process is on a card other than the owner's, with all chunks unmapped. The owner replies with
+    /// `Fetched`, or closes the connection. Since version 8.
     Elsewhere {
-        /// `cuDeviceGetUuid` of the process's card.
+        /// UUID of the process's card.
         uuid: [u8; 16],
     },
     /// Reports the cards that the process's driver sees, including those that the library hides from the program.
     /// Since version 9.
     Sees {
-        /// `cuDeviceGetUuid` of each card, at most [`crate::MAX_SEEN`].
+        /// UUIDs of the cards, at most [`crate::MAX_SEEN`].
         uuids: Vec<[u8; 16]>,
     },
     /// Reports that the process cannot import its chunks on the owner's card, to which the driver has moved it. The
@@ -432,7 +433,7 @@ pub enum FromOwner {
         /// The processes, at most [`crate::MAX_PROCESSES`].
         pids: Vec<u32>,
     },
-    /// Requests empty chunks. Since version 5.
+    /// Requests the process's empty chunks. Since version 5.
     Reclaim {
         /// Number of the order. Increases with each order, and is independent of the numbers of relocation orders.
         order: u32,
@@ -455,8 +456,8 @@ pub enum FromOwner {
     /// Lets one waiting submission pass the closed gate. The reply is `Stopped` with this turn's number, and is sent
     /// when all work has completed, or immediately if no submission is waiting. Since version 7.
     Step(Run),
-    /// Requests that the process closes its gate and unmaps all chunks, because it moves to another card. All chunks
-    /// are in host memory. The process keeps their descriptors. Since version 8.
+    /// Orders the process to close its gate and unmap all chunks, because it moves to another card. All chunks are in
+    /// host memory. The process keeps their descriptors. Since version 8.
     Leave {
         /// Time limit in microseconds, after which the process gives up and replies with [`Obstacle::Busy`].
         patience_us: u32,
@@ -466,9 +467,9 @@ pub enum FromOwner {
     Fetched,
     /// Reply to `Hello`, like `Welcome`, for a process that may move to another card later. Since version 9.
     WelcomeAmong {
-        /// The owner's terms.
+        /// Same as in `Welcome`.
         welcome: Welcome,
-        /// `cuDeviceGetUuid` of the other cards to which the process could move, at most [`crate::MAX_SEEN`].
+        /// UUIDs of the other cards to which the process could move, at most [`crate::MAX_SEEN`].
         others: Vec<[u8; 16]>,
     },
 }
@@ -479,7 +480,7 @@ pub enum Malformed {
     /// The bytes are not a message of this version.
     #[error("a packet of {bytes} bytes is not a message")]
     Encoding {
-        /// Length of the packet.
+        /// Length of the packet in bytes.
         bytes: usize,
     },
     /// A list or name is too long.
@@ -502,11 +503,11 @@ pub enum Malformed {
     },
 }
 
-/// A message for one direction.
+/// A message that is sent in one direction.
 pub(crate) trait Message: Serialize + for<'a> Deserialize<'a> {
     /// Number of descriptors that must accompany the message.
     fn descriptors(&self) -> usize;
-    /// Checks the limits of lists and names.
+    /// Checks that lists and names are within their limits.
     fn check(&self) -> Result<(), Malformed>;
 }
 

@@ -42,7 +42,7 @@ impl Finding {
     }
 }
 
-/// A guest, given by its root folder.
+/// A guest, identified by its root folder.
 #[derive(Clone, Debug)]
 pub struct Guest {
     root: PathBuf,
@@ -55,7 +55,7 @@ impl Guest {
         Self { root: "/".into() }
     }
 
-    /// Runs the checks. Stops after the first failed check, because later checks depend on earlier ones.
+    /// Runs the checks. Skips the checks that depend on a failed one.
     #[must_use]
     pub fn findings(&self) -> Vec<Finding> {
         let mut findings = self.facts();

@@ -1,4 +1,4 @@
-//! An open render node whose context uses our capability set.
+//! An open render node whose context uses the CUDA capability set.
 //!
 //! UNSAFETY: calls `ioctl` and maps memory at addresses chosen by the caller. [`Request`] associates each argument type
 //! with its request number. Arguments with addresses are built next to the calls.
@@ -44,7 +44,7 @@ pub enum OpenError {
         if *host > CAPSET_VERSION { "the package gpu-mediator-guest in this VM" } else { "gpu-mediator on the host" }
     )]
     Version {
-        /// Version of the host.
+        /// Capability set version of the host.
         host: u32,
     },
 }
@@ -54,7 +54,7 @@ fn check_version(host: u32) -> Result<(), OpenError> {
     if host.abs_diff(CAPSET_VERSION) <= 1 { Ok(()) } else { Err(OpenError::Version { host }) }
 }
 
-/// Properties of the device.
+/// Properties of the CUDA device, from its capability set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capset {
     /// Version of the protocol.
@@ -223,19 +223,19 @@ impl Node {
         call(&self.file, &mut uapi::Close { handle: handle.0, padding: 0 })
     }
 
-    /// Submits bytes to the device.
+    /// Submits a command to the device.
     ///
     /// # Errors
-    /// Returns an error if the driver cannot send the bytes.
+    /// Returns an error if the driver cannot send the command.
     pub fn submit(&self, command: &[u8]) -> rustix::io::Result<()> {
         self.submit_with(command, 0, 0).map(drop)
     }
 
-    /// Submits bytes to the device. Returns a descriptor that becomes readable when the device has completed this
+    /// Submits a command to the device. Returns a descriptor that becomes readable when the device has completed this
     /// submission or a later one on the same ring.
     ///
     /// # Errors
-    /// Returns an error if the driver cannot send the bytes or the process has no free descriptor.
+    /// Returns an error if the driver cannot send the command or the process has no free descriptor.
     pub fn submit_fenced(&self, command: &[u8], ring: u32) -> rustix::io::Result<OwnedFd> {
         let fence = self.submit_with(command, uapi::FENCE_OUT | uapi::RING_IDX, ring)?;
         if fence < 0 {

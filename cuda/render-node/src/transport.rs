@@ -19,7 +19,7 @@ use crate::node::{Handle, Node, OpenError, RINGS, reserve, unmap};
 const DOORBELL: u32 = 1;
 /// Command whose fence the device signals when a word has reached a value.
 const WAIT: u32 = 2;
-/// Command that identifies the process.
+/// Command that reports the process ID.
 const IDENTIFY: u32 = 3;
 
 /// The transport of one process.
@@ -95,7 +95,7 @@ impl Transport for RenderTransport {
         let Blob { id, address, bytes } = blob;
         let handle = self.handles().remove(&id).ok_or(io::ErrorKind::NotFound)?;
         if keep_range {
-            // SAFETY: the library returns the blob, so its pages are not in use.
+            // SAFETY: the library removes the blob, so its pages are not in use.
             unsafe { reserve(address, bytes) }?;
         } else {
             // SAFETY: as above.

@@ -45,7 +45,7 @@ requests! {
     Close = opcode::write::<Close>(GROUP, 0x09), handle: u32, padding: u32;
     /// Queries the offset for mapping a blob.
     Map = opcode::read_write::<Map>(GROUP, DRIVER + 0x01), offset: u64, handle: u32, padding: u32;
-    /// Submits bytes to the context. Newer kernels have additional fields, and treat missing fields as zeros.
+    /// Submits a command to the context. Newer kernels have additional fields, and treat missing fields as zeros.
     Submit = opcode::read_write::<Submit>(GROUP, DRIVER + 0x02),
         flags: u32, bytes: u32, command: u64, handles: u64, handle_count: u32, fence: i32, ring: u32, padding: u32;
     /// Queries a parameter, which the kernel stores at an address.
@@ -61,7 +61,7 @@ requests! {
     InitContext = opcode::read_write::<InitContext>(GROUP, DRIVER + 0x0b), count: u32, padding: u32, parameters: u64;
 }
 
-/// Parameters of the device.
+/// Numbers of device parameters.
 pub(crate) mod parameter {
     pub(crate) const BLOBS: u64 = 3;
     pub(crate) const HOST_VISIBLE: u64 = 4;

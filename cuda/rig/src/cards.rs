@@ -69,7 +69,7 @@ impl Work {
         Ok(Self { cuda, stream, buffers, kernels, graph, result, rounds: 0 })
     }
 
-    /// Increments each word, with launches and with a graph, and makes a stream-ordered allocation.
+    /// Increments each word, alternately through the graph and through launches, and makes a stream-ordered allocation.
     pub fn step(&mut self) -> Result<()> {
         let (cuda, stream) = (self.cuda, self.stream);
         cuda.enter()?;
@@ -173,7 +173,8 @@ pub fn copies(cuda: Cuda, rounds: u64) -> Result<String> {
     Ok(format!("copied {added}"))
 }
 
-/// Uses the second device's memory on the first device. Also returns the results of invalid calls.
+/// Uses the second device's memory on the first device. Returns the results of individual calls, including invalid
+/// ones, and the total that the kernels have added to each word.
 pub fn peers(cuda: Cuda, rounds: u64) -> Result<String> {
     let cards = all(cuda)?;
     let (first, second) = (cards[0], *cards.get(1).context("expected two devices")?);
@@ -226,7 +227,8 @@ pub fn peers(cuda: Cuda, rounds: u64) -> Result<String> {
     Ok(format!("{codes:?} {added}"))
 }
 
-/// Uses the second device's memory on the first device without access rights, which must destroy the program's context.
+/// Uses the second device's memory on the first device without access rights. The access must destroy the program's
+/// context.
 pub fn trespass(cuda: Cuda, disables: bool) -> Result<String> {
     let cards = all(cuda)?;
     let (first, second) = (cards[0], *cards.get(1).context("expected two devices")?);
@@ -309,7 +311,8 @@ pub fn fill(cuda: Cuda, step_mib: u64) -> Result<String> {
 }
 
 /// Works on each device in a separate thread until `input` is closed. For each line `N`, prints the progress on device
-/// N since the last such line; for `alloc N`, allocates 4 MiB on that device first, and prints the result code.
+/// N since the last such line. For `alloc N`, allocates 4 MiB on device N and prints the result code. For `card N`,
+/// prints the device's UUID.
 pub fn live(cuda: Cuda, mib: u64, input: &Receiver<String>, print: impl Fn(&str)) -> Result<()> {
     use std::sync::Arc;
     use std::sync::atomic::AtomicBool;
@@ -356,7 +359,7 @@ pub fn live(cuda: Cuda, mib: u64, input: &Receiver<String>, print: impl Fn(&str)
     Ok(())
 }
 
-/// Creates and destroys contexts with peer access and streams, whose handles the driver reuses.
+/// Creates and destroys contexts with streams and peer access, so that the driver reuses their handles.
 pub fn contexts(cuda: Cuda, rounds: u64) -> Result<String> {
     let cards = all(cuda)?;
     let fill = cards[0].kernel("fill")?;
@@ -389,7 +392,7 @@ pub fn contexts(cuda: Cuda, rounds: u64) -> Result<String> {
 pub fn meet(cuda: Cuda, rounds: u64, kernel_us: u64, ahead: u64) -> Result<String> {
     let cards = all(cuda)?;
     let ranks = cards.len() as u64;
-    // The round of each device, which kernels read and write. It lives until the process exits.
+    // Round number of each device, which kernels read and write. The memory is never freed.
     let words: &'static [AtomicU64] = Box::leak((0..ranks).map(|_| AtomicU64::new(0)).collect());
     let address = words.as_ptr() as u64;
     let work = move |(rank, on): (u64, Cuda)| -> Result<u64> {
@@ -410,7 +413,7 @@ pub fn meet(cuda: Cuda, rounds: u64, kernel_us: u64, ahead: u64) -> Result<Strin
     Ok(format!("met {rounds}"))
 }
 
-/// Runs the workload on each device, and forks meanwhile. Each child calls the driver for each device, and exits. A
+/// Runs the workload on each device, and forks while it runs. Each child calls the driver for each device, and exits. A
 /// child has no context, so its calls must fail. Returns the checksums.
 #[allow(unsafe_code, reason = "forks")]
 pub fn fork(cuda: Cuda, mib: u64, rounds: u64) -> Result<String> {

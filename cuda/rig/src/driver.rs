@@ -300,7 +300,7 @@ impl Cuda {
         self.raw_info(&raw mut free, &raw mut total).map(|()| (free as u64, total as u64))
     }
 
-    /// Allocates memory.
+    /// Allocates card memory, and returns its address.
     pub fn alloc(&self, bytes: u64) -> Result<u64, Failed> {
         let mut at = 0;
         self.raw_alloc(&raw mut at, bytes as usize).map(|()| at)
@@ -312,7 +312,7 @@ impl Cuda {
         self.raw_managed(&raw mut at, bytes as usize, 1).map(|()| at)
     }
 
-    /// Frees memory.
+    /// Frees memory allocated with [`Self::alloc`].
     pub fn free(&self, at: u64) -> Result<(), Failed> {
         self.raw_free(at)
     }
@@ -337,7 +337,7 @@ impl Cuda {
         self.raw_create(&raw mut handle, bytes as usize, &raw const property, 0).map(|()| handle)
     }
 
-    /// Releases a handle.
+    /// Releases a reference to physical memory.
     pub fn release(&self, handle: u64) -> Result<(), Failed> {
         self.raw_release(handle)
     }
@@ -400,13 +400,13 @@ impl Cuda {
         self.raw_create(&raw mut handle, bytes as usize, &raw const property, flags).map(|()| handle)
     }
 
-    /// Reserves addresses.
+    /// Reserves an address range, and returns its start.
     pub fn reserve(&self, bytes: u64) -> Result<u64, Failed> {
         let mut at = 0;
         self.raw_reserve(&raw mut at, bytes as usize, 0, 0, 0).map(|()| at)
     }
 
-    /// Releases reserved addresses.
+    /// Releases a reserved address range.
     pub fn unreserve(&self, at: u64, bytes: u64) -> Result<(), Failed> {
         self.raw_unreserve(at, bytes as usize)
     }
@@ -416,12 +416,12 @@ impl Cuda {
         self.raw_map(at, bytes as usize, offset as usize, handle, 0)
     }
 
-    /// Removes mappings.
+    /// Removes the mappings in an address range.
     pub fn unmap_at(&self, at: u64, bytes: u64) -> Result<(), Failed> {
         self.raw_unmap(at, bytes as usize)
     }
 
-    /// Sets a location's access rights to mappings.
+    /// Sets a location's access rights to the mappings in an address range.
     pub fn allow(&self, at: u64, bytes: u64, location: Location, flags: i32) -> Result<(), Failed> {
         let access = [location.kind, location.id, flags];
         self.raw_access(at, bytes as usize, &raw const access, 1)
@@ -453,7 +453,7 @@ impl Cuda {
         Ok((least as u64, recommended as u64))
     }
 
-    /// Returns the attribute of an address with the given number.
+    /// Returns the pointer attribute with the number `kind` of an address.
     pub fn attribute(&self, kind: i32, at: u64) -> Result<u64, Failed> {
         let mut value = 0u64;
         self.raw_attribute((&raw mut value).cast(), kind, at).map(|()| value)
@@ -483,7 +483,7 @@ impl Cuda {
         self.raw_stream_finish(stream)
     }
 
-    /// Waits for all work.
+    /// Waits for all work in the current context.
     pub fn finish_all(&self) -> Result<(), Failed> {
         self.raw_finish()
     }
@@ -543,13 +543,13 @@ impl Cuda {
         self.raw_copy(to, from, bytes as usize, stream)
     }
 
-    /// Reads 64-bit words.
+    /// Reads 64-bit words from an address.
     pub fn read(&self, at: u64, words: usize) -> Result<Vec<u64>, Failed> {
         let mut buffer = vec![0u64; words];
         self.raw_read(buffer.as_mut_ptr().cast(), at, words * 8).map(|()| buffer)
     }
 
-    /// Writes 64-bit words.
+    /// Writes 64-bit words to an address.
     pub fn write(&self, at: u64, words: &[u64]) -> Result<(), Failed> {
         self.raw_write(at, words.as_ptr().cast(), std::mem::size_of_val(words))
     }
@@ -572,7 +572,7 @@ impl Cuda {
         self.raw_function(&raw mut function, module, name.as_ptr()).map(|()| function)
     }
 
-    /// Launches a kernel.
+    /// Launches a kernel with a single thread.
     pub fn launch(&self, kernel: u64, arguments: &[u64], stream: u64) -> Result<(), Failed> {
         let pointers: Vec<*const u64> = arguments.iter().map(|a| &raw const *a).collect();
         self.raw_launch(kernel, 1, 1, 1, 1, 1, 1, 0, stream, pointers.as_ptr(), std::ptr::null())

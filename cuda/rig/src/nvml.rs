@@ -130,9 +130,9 @@ pub fn processes() -> Result<Vec<u32>, Failed> {
 pub fn memory() -> Result<[(u64, u64); 2], Failed> {
     let nvml = Nvml::open()?;
     let (info, info_v2) = (nvml.function(c"nvmlDeviceGetMemoryInfo")?, nvml.function(c"nvmlDeviceGetMemoryInfo_v2")?);
-    // Total, free and used.
+    // Total, free and used bytes.
     let mut first = [0u64; 3];
-    // Version and length, then total, reserved, free and used.
+    // Version and length, then total, reserved, free and used bytes.
     let mut second = [0x0200_0028u64, 0, 0, 0, 0];
     // SAFETY: NVML's header declares the symbols with these arguments, and all pointers refer to local variables of the
     // structures' sizes.

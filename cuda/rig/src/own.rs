@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use crate::{Cuda, Failed, Location};
 
 const MIB: u64 = 1 << 20;
-/// Location that gets access: the first card.
+/// Location that is granted access: the first card.
 const CARD: Location = Location::FIRST_CARD;
 /// Read and write access.
 const ALL: i32 = 3;
@@ -26,7 +26,7 @@ struct Buffer {
     handle: u64,
     bytes: u64,
     at: u64,
-    /// A second address, which may be read-only.
+    /// Address of the second mapping, which may be read-only.
     other: u64,
     writes: bool,
     /// Set while the handle is mapped at the first address.
@@ -65,7 +65,7 @@ impl Buffer {
         Ok(())
     }
 
-    /// Maps the memory at its first address and sets its access.
+    /// Maps the memory at its first address and sets the access permissions.
     fn map(&mut self, cuda: Cuda) -> Result<()> {
         cuda.map_at(self.at, self.bytes, 0, self.handle)?;
         cuda.allow(self.at, self.bytes, CARD, ALL)?;

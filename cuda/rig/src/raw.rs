@@ -57,7 +57,7 @@ pub struct Manner {
 }
 
 impl Manner {
-    /// Replies to every order as the library does.
+    /// Returns the manner of a client that replies to every order as the library does.
     #[must_use]
     pub fn honest() -> Self {
         Self { quiesce: Reply::Honest, redirect: Reply::Honest, stop: Reply::Honest }
@@ -166,7 +166,7 @@ pub fn serve(socket: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Changes this process's user.
+/// Sets this process's user and group IDs to `uid`.
 pub fn become_user(uid: u32) -> Result<()> {
     // SAFETY: the only pointer is the null pointer of an empty list.
     let done = unsafe {
@@ -244,7 +244,7 @@ fn obey(socket: &Path, connections: &mut Vec<Connection>, command: Command) -> R
     }
 }
 
-/// Waits for at most a second. Returns true if the connection accepts a message.
+/// Waits for up to a second until the connection accepts a message. Returns false on a timeout.
 fn writable(link: &Link) -> bool {
     let second = Timespec { tv_sec: 1, tv_nsec: 0 };
     poll(&mut [PollFd::from_borrowed_fd(link.as_fd(), PollFlags::OUT)], Some(&second)).is_ok_and(|ready| ready > 0)

@@ -225,7 +225,7 @@ impl Runtime {
         let register = symbol(self.library, "__cudaRegisterFatBinary\0")?;
         let function = symbol(self.library, "__cudaRegisterFunction\0")?;
         let end = symbol(self.library, "__cudaRegisterFatBinaryEnd\0")?;
-        // SAFETY: the symbols have these signatures, and the image and the names are valid as long as `self`.
+        // SAFETY: the symbols have these signatures, and the image and the names are valid as long as `self` exists.
         unsafe {
             let registered = std::mem::transmute::<*mut c_void, Register>(register)(from_ref(&self._image.0));
             let (own, name, none) = (from_ref(&*self.function), KERNEL.as_ptr(), null_mut());

@@ -16,7 +16,7 @@ pub fn stop_answers() -> Result<()> {
     let numbers: Vec<i32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     let mut found = 0;
     for number in numbers {
-        // SAFETY: the descriptor was open a moment ago. If it has been closed since, the query fails.
+        // SAFETY: the descriptor was just listed as open. If it has been closed since, the query fails.
         let connection = unsafe { BorrowedFd::borrow_raw(number) };
         if sockopt::socket_type(connection) != Ok(SocketType::SEQPACKET) {
             continue;

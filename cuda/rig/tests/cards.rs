@@ -37,7 +37,7 @@ impl Cards {
         self.rig.folder.path().join(format!("run/card-{card}")).display().to_string()
     }
 
-    /// Returns the sockets of all cards in the form of the environment variable.
+    /// Returns the sockets of all cards in the format of the environment variable.
     fn sockets(&self) -> String {
         let all: Vec<String> = (0..self.rig.cards).map(|card| self.socket(card)).collect();
         all.join(":")

@@ -88,7 +88,7 @@ fn an_owner_that_is_killed_is_started_again() {
 fn tenant_socket_rejects_name_of_other_tenant() {
     let rig = pair();
     let _daemon = Daemon::start(&rig);
-    // The socket determines the tenant, regardless of the name that the program sends.
+    // The socket determines the tenant, so the owner rejects the name of another tenant.
     let mut command = rig.command(support::PROGRAM, "shim");
     command.env(cuda_protocol::TENANT_VARIABLE, "b");
     let output =
@@ -163,7 +163,7 @@ fn guarantee_waiting_for_memory_does_not_block_requests() {
     let mut holder = run(&rig, "a", &[], &["hold", "--mib", "60"]);
     assert_eq!(holder.line(), "holds");
     let pid = holder.child.id().to_string();
-    // A stopped program cannot quiesce, so its memory does not move until it continues.
+    // A stopped program cannot quiesce, so its memory does not move until the program is resumed.
     signal("-STOP", &pid);
     let mut waiting = ctl_command(&rig, &["memory", "set-guarantee", "b", "40"]).spawn().expect("starts");
     std::thread::sleep(Duration::from_millis(500));

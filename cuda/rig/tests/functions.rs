@@ -1,5 +1,5 @@
-//! Tests that the CUDA devices of VMs survive their daemon. `mediatord`, the owner and the workers are separate
-//! processes on the fake driver; this process acts as the guest's driver.
+//! Tests that the CUDA devices of VMs survive restarts of their daemon. `mediatord`, the owner and the workers are
+//! separate processes on the fake driver; this process acts as the guest's driver.
 
 mod support;
 
@@ -13,7 +13,7 @@ use support::daemon::{get, good, json, signal};
 use support::service::{Calls, PINNED, Service, begin, is_alive, owner_of, workers};
 use support::virtio::{Driver, blob, context, destroy, doorbell, identify, map, unref, until, wait};
 
-/// Checks that a program continues with its worker: that waits, blobs and the program's exit still work.
+/// Checks that a program continues with its worker, and that its pending wait completes. Then begins another wait.
 fn check(service: &Service, driver: &mut Driver, worker: i32) {
     assert_eq!(driver.status(), 0xf, "{}", service.log());
     assert_eq!(workers(&service.rig), [worker], "{}", service.log());
@@ -81,7 +81,7 @@ fn guest_program_continues_after_kills_of_the_daemon() {
     for death in 1..=3 {
         service.until_kept();
         service.kill();
-        // No process serves this command yet.
+        // No daemon is running, so the next one reads this command.
         driver.offer(6, &doorbell(1));
         service.restart();
         assert_eq!(driver.answer(), (6, 0x1100), "{}", service.log());

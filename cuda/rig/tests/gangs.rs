@@ -33,7 +33,7 @@ fn two_cards(tables: impl Fn(&Rig, usize) -> String) -> Rig {
     rig
 }
 
-/// Returns the tables of the gangs `a` and `b`, with this much memory on each card.
+/// Returns the tables of the gangs `a` and `b`, with `vram_mib` MiB of memory on each card.
 fn gangs(vram_mib: u32) -> String {
     let gang = |name: &str, weight: u32| {
         format!(
@@ -55,7 +55,7 @@ impl Ranks {
         Self::start_with(rig, tenant, 0)
     }
 
-    /// Starts the processes with this much card memory each.
+    /// Starts the processes with `mib` MiB of card memory each.
     fn start_with(rig: &Rig, tenant: &str, mib: u64) -> Self {
         let words = rig.folder.path().join(format!("{tenant}.words"));
         let _ = std::fs::remove_file(&words);
@@ -95,7 +95,7 @@ impl Ranks {
     }
 }
 
-/// Polls until a condition holds.
+/// Polls until `done` returns true.
 fn awaited(what: &str, done: impl Fn() -> bool) {
     // TIMEOUT: only a failing test waits this long.
     for _ in 0..6000 {
@@ -148,7 +148,7 @@ fn gangs_next_to_a_single_tenant_make_progress_by_weight() {
     assert_eq!(states.iter().map(|state| state["card"].as_str().expect("a name")).collect::<Vec<_>>(), CARDS);
     assert!(states.iter().all(|state| state["turns"].as_u64() > Some(5) && state["served"] == true), "{shown}");
     assert_eq!(programs(&shown), 2, "{shown}");
-    // The whole tenant is listed once, with all of its cards.
+    // The tenant as a whole is listed once, with all of its cards.
     let text = good(&rig, &["sched", "show"]);
     let whole = text.lines().filter(|line| line.starts_with("a ") && line.contains(" gpu0,gpu1 "));
     assert_eq!(whole.count(), 1, "{text}");
@@ -165,7 +165,8 @@ fn gangs_next_to_a_single_tenant_make_progress_by_weight() {
 
 #[test]
 fn gangs_that_do_not_fit_have_quanta_on_both_cards_together() {
-    // On a host with a load average of 15, a gang's program failed to reply to an order within 10 s in one of ten runs.
+    // On a host with a load average of 15, a gang's program failed to reply to an order within 10 s in one of ten runs,
+    // so this test runs only at full scale.
     if std::env::var_os("GPU_MEDIATOR_FULL").is_none() {
         return;
     }

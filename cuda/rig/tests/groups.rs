@@ -66,7 +66,7 @@ fn kernels(rig: &Rig, program: &Program) -> Vec<Kernel> {
     text.lines().filter_map(kernel).collect()
 }
 
-/// Returns the number of kernels in `one` that ran concurrently with a kernel in `other` for more than half of their
+/// Returns the number of kernels in `one` that ran concurrently with kernels in `other` for more than half of their
 /// duration.
 fn concurrent(one: &[Kernel], other: &[Kernel]) -> usize {
     let overlap = |a: &Kernel, b: &Kernel| a.end.min(b.end).saturating_sub(a.begin.max(b.begin));
@@ -109,7 +109,7 @@ fn runs(pid: &str) -> bool {
     stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with('Z'))
 }
 
-/// Waits for a server of a group other than `old`. Returns its process ID.
+/// Waits for a group's server other than `old`. Returns its process ID.
 fn server(rig: &Rig, group: &str, old: &str) -> String {
     let pipes = folder(rig, group).join("pipes");
     let found = || {
@@ -126,7 +126,7 @@ fn control(rig: &Rig, group: &str) -> String {
     record.split(' ').next().expect("a number").to_owned()
 }
 
-/// Waits for events of a kind about the card.
+/// Waits for `count` events of a kind, and returns their texts.
 fn events(rig: &Rig, kind: &str, count: usize) -> Vec<String> {
     awaited(kind, || {
         let page = json(rig, &["events", "--kind", kind]);
@@ -195,7 +195,7 @@ fn two_groups_take_exclusive_turns() {
     until_together(&rig, &["a", "b"]);
     let [one, other] = together(&rig, programs.each_ref());
     assert!(one[0].server != other[0].server && other[0].server != 0, "each group has a server of its own");
-    // The last kernel of a turn, which has four kernels, may overlap with the first kernel of the next turn.
+    // A turn has four kernels, and its last kernel may overlap with the first kernel of the next turn.
     let both = concurrent(&one, &other);
     assert!(both < one.len() / 2, "{both} of {} kernels", one.len());
     drop(programs.map(Program::end));

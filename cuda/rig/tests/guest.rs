@@ -1,7 +1,7 @@
 //! Tests programs with the guest library, whose workers are tenant programs. All programs are real processes on the
 //! fake driver.
 //!
-//! The tests compare a program's output with its output directly on the driver.
+//! The tests compare a program's output with that of a run directly on the driver.
 
 mod support;
 
@@ -179,8 +179,8 @@ fn nvml_reports_the_tenants_memory_and_the_guests_programs() {
     let rig = Rig::new(256);
     let _owner = owner(&rig, 96, &[]);
     let (guest, other) = (Loopback::start(&rig, "a"), Loopback::start(&rig, "b"));
-    // The program tests both versions of the call, and again in a child. The total equals the tenant's memory of 64
-    // MiB.
+    // The program tests both versions of the call, in its own process and in a child. The total equals the tenant's
+    // memory of 64 MiB.
     let memory = text(guest.command(&rig, PROGRAM).arg("nvml"));
     assert!(memory.contains("64"), "{memory}");
     assert!(!memory.contains("96") && !memory.contains("256"), "{memory}");

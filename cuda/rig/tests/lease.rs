@@ -31,7 +31,7 @@ fn started(rig: &Rig, more: &[&str], text: &str) -> Child {
     child
 }
 
-/// Returns tenant `a`'s limits that the tests change.
+/// Returns those limits of a tenant that the tests change.
 fn limits(tenant: &Value) -> [Value; 3] {
     [&tenant["memory"]["quota_mib"], &tenant["memory"]["weight"], &tenant["time"]["weight"]].map(Clone::clone)
 }
@@ -53,7 +53,7 @@ fn run_limits_of_killed_program_are_restored() {
     let text = last["text"].as_str().expect("a text");
     assert!(text.contains("memory.quota_mib = 48") && text.ends_with("has exited"), "{last}");
     assert_eq!(last["author"]["kind"], "daemon");
-    // The limits are not restored by the next daemon.
+    // The next daemon does not apply the run's limits again.
     daemon.kill();
     let _next = Daemon::start(&rig);
     assert_eq!(limits(&json(&rig, &["tenant", "show", "a"])), before);

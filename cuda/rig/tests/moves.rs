@@ -1,6 +1,6 @@
-//! Tests tenants that move between two cards of a daemon. All programs are real processes on the fake driver, which
-//! restores a process on another card only if it has no memory of another process, and lets it import memory there only
-//! if it saw the card from its start.
+//! Tests tenants that move between two cards of a daemon. All programs are real processes on the fake driver. This
+//! driver restores a process on another card only if the process does not use memory of other processes. The process
+//! can import memory on that card only if it saw the card from its start.
 
 mod support;
 
@@ -42,8 +42,8 @@ fn is_listed(rig: &Rig, card: &str, name: &str) -> bool {
     memory["vms"].as_array().expect("a list").iter().any(|vm| vm["vm"] == name)
 }
 
-/// Waits until a tenant's only program is served on its card, with this much memory, and the other card does not list
-/// the tenant.
+/// Waits until a tenant's only program is served on its card, with at least `least_mib` MiB of memory, and the other
+/// card does not list the tenant.
 fn until_settled(rig: &Rig, name: &str, least_mib: u64) {
     until(rig, name, "its program is on its card", |tenant| {
         let memory = mib(tenant, "on_card_bytes") + mib(tenant, "in_host_bytes");
@@ -70,7 +70,7 @@ fn command(rig: &Rig, tenant: &str, program: &str) -> Command {
     command
 }
 
-/// Programs of the tenants `b` and `c`.
+/// Starts a program of each of the tenants `b` and `c`.
 fn neighbours(rig: &Rig) -> [Program; 2] {
     ["b", "c"].map(|name| {
         let mut program = run(rig, name, &[], &["live", "--mib", "8"]);
@@ -90,7 +90,7 @@ fn program_moves_back_and_forth_while_it_computes() {
         let moved = json(&rig, &["tenant", "move", "a", "--card", to]);
         assert_eq!((&moved["to"], &moved["programs"]), (&to.into(), &1.into()), "{moved}");
         assert!(moved["memory_mib"].as_u64() >= Some(24), "{moved}");
-        // The driver's parts of the pause are known.
+        // The report includes the driver's phases of the pause.
         assert!(moved["phases"]["restore_us"].as_u64() > Some(0), "{moved}");
         assert_eq!(card_of(&rig, "a"), to);
         program.steps(3);
@@ -98,7 +98,7 @@ fn program_moves_back_and_forth_while_it_computes() {
             program.grow();
         }
         until_settled(&rig, "a", 24);
-        // The memory returns to the card: the tenant has its quota there.
+        // The memory returns to the card, because the tenant has its quota there.
         until(&rig, "a", "its memory is on the card", |a| {
             mib(a, "on_card_bytes") >= 24 && mib(a, "in_host_bytes") == 0
         });
@@ -151,7 +151,7 @@ fn program_sees_one_card_although_its_driver_sees_two() {
             until(&rig, tenant, "it has ended", |tenant| programs(tenant) == 0);
         }
     }
-    // The tenant's list has one card.
+    // The tenant has only one card, so these lists do not select any.
     for list in ["1", "", "-1", SECOND] {
         let mut command = command(&rig, "a", built("cuda-hoard").to_str().expect("UTF-8"));
         let mut program = Program::start(command.env("CUDA_VISIBLE_DEVICES", list).arg("cards"));
@@ -190,7 +190,7 @@ fn program_with_graph_moves_and_reports_its_new_card() {
     assert_eq!(program.line(), "ended");
 }
 
-/// Returns the refusal to move tenant `a`, which stays on the first card.
+/// Returns the error of a rejected move of tenant `a`, which stays on the first card.
 fn refused(rig: &Rig, to: &str) -> String {
     let text = bad(rig, 4, &["tenant", "move", "a", "--card", to]);
     assert!(text.contains("the tenant and its programs continue"), "{text}");
@@ -202,7 +202,7 @@ fn refused(rig: &Rig, to: &str) -> String {
 fn program_whose_driver_sees_one_card_is_named_and_stays() {
     let rig = two_cards("");
     let _daemon = Daemon::start(&rig);
-    // As in a container without the device file of the other card.
+    // Simulate a container without the device file of the other card.
     let mut program =
         Program::start(command(&rig, "a", support::PROGRAM).env("FAKE_CUDA_CARDS", "1").args(["live", "--mib", "8"]));
     program.steps(2);
@@ -361,11 +361,11 @@ fn tenant_that_cannot_move_is_refused_by_name_and_continues() {
     assert!(text.contains("program `") && text.contains("the tenant and its programs continue"), "{text}");
     assert_eq!(card_of(&rig, "a"), "one");
     assert_eq!(own.end(), "held 4");
-    // The guarantee of the other card's tenant leaves no room for another guarantee.
+    // The guarantee of the other card's tenant leaves no memory for another guarantee.
     good(&rig, &["tenant", "set", "a", "--guarantee-mib", "16"]);
     let text = bad(&rig, 4, &["tenant", "move", "a", "--card", "two"]);
     assert!(text.contains("memory.guarantee_mib"), "{text}");
-    // The card's own tenant has no other card, so the command reports it.
+    // The tenant on card `two` cannot move to another card, so the command reports this tenant.
     let _ = ctl(&rig, &["card", "drain", "two"]);
     let text = bad(&rig, 4, &["tenant", "move", "a", "--card", "two"]);
     assert!(text.contains("the card is drained"), "{text}");
@@ -531,7 +531,7 @@ fn drained_card_loses_its_tenants_or_names_them() {
     one.steps(2);
     own.steps(2);
     assert_eq!(own.end(), "held 4");
-    // Without programs, the tenant moves as well.
+    // Once it has no programs, this tenant can move as well.
     let text = good(&rig, &["card", "drain", "one"]);
     assert!(text.contains("no VMs or tenants are left on it"), "{text}");
     assert_eq!(["a", "b", "c"].map(|name| card_of(&rig, name)), ["two"; 3]);

@@ -4,7 +4,8 @@ mod support;
 
 use support::{Program, Rig, chunks, describe, owner, settled};
 
-/// Returns two tenants with programs of the given memory sizes in MiB. The second program maps its memory itself.
+/// Returns two tenants, each with the arguments of a program that uses the given amount of memory in MiB. The second
+/// program maps its memory itself.
 fn mapped_by([first, second]: [&str; 2]) -> [(&str, Vec<&str>); 2] {
     [("a", vec!["live", "--mib", first]), ("b", vec!["live", "--mib", second, "--own"])]
 }

@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 use support::Rig;
 use support::daemon::{Daemon, bad, card, good, json as shown, run};
 
-/// Creates four cards of 64 MiB, of which the first and the last are connected, and a configured tenant with two cards.
+/// Creates a rig with four cards of 64 MiB, of which the first and the last are connected, and a configured tenant with
+/// two cards.
 fn four_cards() -> Rig {
     let mut rig = support::daemon::rig(|rig| {
         let cards = (0..4).map(|at| card(rig, &format!("gpu{at}"), &format!("cuda.device = \"{at}\"\n")));
@@ -56,12 +57,12 @@ fn chosen_cards_outlive_the_daemon_and_other_tenants() {
     }
     program.steps(5);
     program.kill();
-    // The cards stay the same even without the connections.
+    // The tenant keeps its cards even without the connections.
     drop(daemon);
     rig.nvlinks = "";
     let _daemon = Daemon::start(&rig);
     assert_eq!(cards_of(&rig, "train"), json!(["gpu0", "gpu3"]));
-    // A document may contain the number of cards. The daemon's export contains their names.
+    // A document may contain the number of cards. The daemon's export contains the cards' names.
     let file = rig.folder.path().join("desired.toml");
     let path = file.display().to_string();
     let apply = |text: &str| std::fs::write(&file, format!("[[tenant]]\nname = \"train\"\n{text}")).expect("written");

@@ -196,7 +196,7 @@ fn restart_of_a_busy_program_waits_for_its_work() {
     let plain = rig.command(PROGRAM, "plain").args(arguments).output().expect("starts");
     let mut command = guest.command(&rig, PROGRAM);
     let mut program = command.args(arguments).stdout(Stdio::piped()).spawn().expect("starts");
-    // The program launches a captured graph. The first restarts may fail because it has not started yet.
+    // The program launches a captured graph. The first restarts may fail because the program has not started yet.
     let mut restarted = 0;
     while restarted < 5 && program.try_wait().expect("a process").is_none() {
         let Some(worker) = guest.workers().first().copied() else { continue };

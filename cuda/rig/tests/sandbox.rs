@@ -13,7 +13,7 @@ use support::{PROGRAM, Program, Rig, owner};
 /// User ID of the workers in tests with a separate user.
 const USER: u32 = 54_321;
 
-/// System calls that end the worker: each has the name in the worker's report, and the words for `cuda-program
+/// System calls that end the worker: each with its name in the worker's report, and the words for `cuda-program
 /// syscalls`. The owner's socket address is at 65536.
 const FORBIDDEN: [(&str, &str); 35] = [
     ("execve", "59 text:/bin/sh 0 0"),
@@ -122,7 +122,7 @@ fn worker_opens_no_files_of_others() {
         (format!("257 -100 text:/proc/{}/mem 2", std::process::id()), DENIED),
         (format!("257 -100 text:/proc/{}/environ 0", std::process::id()), DENIED),
         (format!("87 text:{secret}"), REFUSED),
-        // Creating a process.
+        // These calls create processes.
         ("57".to_owned(), REFUSED),
         ("56 17 0 0 0 0".to_owned(), REFUSED),
     ] {

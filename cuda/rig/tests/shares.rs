@@ -1,5 +1,5 @@
-//! Tests shares of a card's time, as measured by the programs themselves, and programs that break the rules, under a
-//! daemon on the fake driver.
+//! Tests shares of a card's time, as measured by the programs themselves, and programs that bypass the owner or do not
+//! obey it, under a daemon on the fake driver.
 
 mod support;
 
@@ -25,7 +25,7 @@ fn parts(programs: &mut [Program]) -> Vec<u64> {
 
 /// Like [`parts`], for `work_us` microseconds of card time.
 fn parts_of(programs: &mut [Program], work_us: u64) -> Vec<u64> {
-    // The reply shows that each program has had a turn.
+    // The replies show that each program has had a turn.
     let before = counts(programs);
     loop {
         let now = counts(programs);
@@ -72,7 +72,7 @@ fn programs_that_begin_within_moments_share_the_card() {
     let _daemon = Daemon::start(&rig);
     let count = |name: &str| run(&rig, name, &[], &["count", "--kernel-us", "12000"]);
     let mut first = count("a");
-    // Until the other program starts, this one is alone on the card and submits as much as the library allows.
+    // Until the other program starts, the first one is alone on the card and submits as much as the library allows.
     first.say("how much");
     first.line();
     let mut programs = [first, count("b")];
@@ -235,7 +235,7 @@ fn user_without_access_to_tenant_socket_is_rejected() {
             let text = String::from_utf8_lossy(&output.stderr).into_owned();
             assert!(!output.status.success() && text.contains("802"), "{output:?}");
         }
-        // This needs root, and a user that may execute the built programs.
+        // Running as another user needs root, and that user must be able to execute the built programs.
         Err(error) => println!("skipped: no program can be run as another user here: {error}"),
     }
 }

@@ -128,7 +128,7 @@ fn documents_make_change_and_remove_tenants() {
     std::fs::write(&file, good(&rig, &["export"])).expect("written");
     good(&rig, &["assert", "--exact", "-f", &path]);
     assert!(!good(&rig, &["apply", "--prune", "-f", &path]).contains("changed"));
-    // A document may change only some values. Impossible changes are reported before any change is applied.
+    // A document can contain a subset of the values. Impossible changes are reported before any change is applied.
     apply("[[tenant]]\nname = \"a\"\nmemory.quota_mib = 16\non_stuck = \"suspend\"\n", &[]);
     let a = json(&rig, &["tenant", "show", "a"]);
     assert_eq!((&a["memory"]["quota_mib"], &a["on_stuck"]), (&16.into(), &"suspend".into()));

@@ -1,5 +1,5 @@
 //! Tests VMs whose programs continue on another card. `mediatord`, the owners and the workers are separate processes on
-//! the fake driver; this process is the guest's driver.
+//! the fake driver; this process acts as the guest's driver.
 
 mod support;
 
@@ -28,7 +28,7 @@ impl Program {
         Self { calls, address, word }
     }
 
-    /// Checks that the program uses its memory, in a worker.
+    /// Checks that the program can access its memory through a worker.
     fn check(&mut self, driver: &mut Driver) {
         self.calls.check(driver, self.address, self.word);
     }
@@ -117,7 +117,7 @@ fn programs_continue_on_the_other_card_with_their_tenant() {
         assert!(bad(&service.rig, 4, &["vm", "move", "vm", "--card", to]).contains("it already has that card"));
     }
     assert!(get(&service.rig, "/v1/events").contains("moved from card `one` to card `two`"));
-    // The next daemon finds the programs on their card. A later program begins there.
+    // The next daemon finds the programs on their card. A program that starts later uses the new card.
     let mut third = Program::start(&mut driver, 3, 4096);
     service.until_kept();
     service.kill();
@@ -170,7 +170,7 @@ fn vm_that_cannot_move_is_refused_by_name_and_continues() {
     refused(4, "old", "two", "is of kind = \"cuda\"");
     let text = bad(&service.rig, 4, &["tenant", "move", "vm", "--card", "two"]);
     assert!(text.contains("it is a VM: `mediatorctl vm move` moves it"), "{text}");
-    // The guarantee of the other card's tenant leaves no room for another guarantee.
+    // The guarantee of the other card's tenant leaves no memory for another guarantee.
     good(&service.rig, &["tenant", "set", "vm", "--guarantee-mib", "16"]);
     refused(4, "vm", "two", "memory.guarantee_mib");
     good(&service.rig, &["tenant", "set", "vm", "--guarantee-mib", "0"]);
@@ -226,7 +226,7 @@ fn killed_process_during_a_move_leaves_one_card() {
         let to = if from == "one" { "two" } else { "one" };
         service.until_kept();
         let known = workers(&service.rig);
-        // Times from the request to the end of the move.
+        // Delays after the request, up to the end of the move.
         let delay = Duration::from_millis([5, 15, 30, 60][round % 4]);
         let mut command = ctl_command(&service.rig, &["vm", "move", "vm", "--card", to]);
         let mut moving = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("starts");

@@ -1,5 +1,5 @@
-//! Tests programs with the guest library next to each other and next to host programs: failures of workers and owners,
-//! moving memory, and shares of a card's time. All are real processes on the fake driver.
+//! Tests programs with the guest library that run concurrently with each other and with host programs: failures of
+//! workers and owners, moving memory, and shares of a card's time. All are real processes on the fake driver.
 
 mod support;
 
@@ -9,7 +9,7 @@ use support::daemon::{self, Daemon, card, good, tenant};
 use support::guest::Loopback;
 use support::{PROGRAM, Program, Rig, describe, owner};
 
-/// Runs a command that must succeed. Returns its standard output and standard error.
+/// Runs a command. Returns its standard output and standard error.
 fn texts(command: &mut Command) -> (String, String) {
     let output = command.output().expect("starts");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();

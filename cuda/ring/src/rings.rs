@@ -1,6 +1,6 @@
 //! Rings with one producer and one consumer. A message consists of whole 64-bit words without gaps.
 //!
-//! Positions are in bytes since the start of the program and never wrap. Messages are contiguous. A message of type
+//! Positions are byte counts since the start of the program, and never wrap. Messages are contiguous. A message of type
 //! [`PAD`] fills the end of the ring. The consumer copies each message before checking it, because the producer can
 //! change it at any time.
 
@@ -153,7 +153,7 @@ impl<C: Words, R: Words> Consumer<C, R> {
     /// Copies the next message to `into` and frees its space. Returns false if the ring is empty.
     ///
     /// # Errors
-    /// Returns an error if the producer has violated the ring's rules.
+    /// Returns an error if the ring contains an invalid position or header.
     pub fn next(&mut self, into: &mut Vec<u64>) -> Result<bool, Broken> {
         loop {
             let head = self.control.load(self.geometry.head);

@@ -29,7 +29,7 @@ pub fn must_notify(control: &impl Words) -> bool {
 
 /// Announces a wait and calls `sleep` until the word at `offset` is at least `value` or `sleep` returns false.
 pub fn wait(control: &impl Words, offset: u64, value: u64, mut sleep: impl FnMut() -> bool) {
-    // This is a full fence, because the word must be read after the announcement.
+    // The addition is a full fence, because the word must be read after the announcement.
     control.add(control::WAITING, 1);
     while control.load(offset) < value && sleep() {}
     control.add(control::WAITING, u64::MAX);

@@ -25,7 +25,7 @@ pub trait Transport: Send + Sync {
     /// Returns an error if the window or the memory limit is exhausted.
     fn create(&self, kind: BlobKind, bytes: u64, address: Option<u64>) -> io::Result<Blob>;
 
-    /// Returns a blob. If `keep_range` is true, the blob's addresses remain reserved and become inaccessible.
+    /// Removes a blob. If `keep_range` is true, the blob's addresses remain reserved and become inaccessible.
     /// Otherwise, they become free.
     ///
     /// # Errors
@@ -45,6 +45,6 @@ pub trait Transport: Send + Sync {
     /// Returns an error if the worker has exited or the device no longer exists.
     fn wait(&self, offset: u64, value: u64) -> io::Result<()>;
 
-    /// Closes the descriptors in a child process.
+    /// Closes the transport's descriptors in a forked child.
     fn close_in_child(&self);
 }

@@ -1,7 +1,7 @@
 //! Access to 64-bit words in shared memory.
 //!
 //! UNSAFETY: wraps memory that another process can change at any time. All accesses are atomic, so their behaviour is
-//! defined regardless of the other side.
+//! defined regardless of the other side's accesses.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};

@@ -21,8 +21,8 @@ mod peers;
 mod start;
 mod stubs;
 
-/// State shared by all functions. Static, because the program's calls cannot pass it. A forked child inherits its
-/// parent's shim, but uses it only if the parent had not initialized the driver (`fork`).
+/// State shared by all functions. A static variable, because the program's calls have no argument for it. A forked
+/// child inherits its parent's shim, but uses it only if the parent had not initialized the driver (`fork`).
 static SHIM: OnceLock<Shim> = OnceLock::new();
 
 /// Returns the shim. Creates it on the first call.
@@ -30,13 +30,13 @@ fn shim() -> &'static Shim {
     SHIM.get_or_init(|| Shim::new(Settings::read()))
 }
 
-/// Returns the program's memory on the current context's card.
+/// Returns the memory operations for the current context's card.
 fn memory() -> Operations<'static> {
     let shim = shim();
     shim.memory(shim.current())
 }
 
-/// Returns the program's memory on the card that an address belongs to.
+/// Returns the memory operations for the card that an address belongs to.
 fn memory_at(address: Address) -> Operations<'static> {
     let shim = shim();
     shim.memory(shim.of_address(address))
@@ -44,8 +44,8 @@ fn memory_at(address: Address) -> Operations<'static> {
 
 /// Creates the shim before its first use. Returns `None` in a child whose parent forked while creating the shim.
 fn prepare() -> Option<&'static Shim> {
-    /// Runs the creation once. Static, like the shim. A child does not wait for a thread of its parent that was
-    /// creating the shim.
+    /// Runs the creation once. A static variable, like the shim. A child does not wait for a thread of its parent that
+    /// was creating the shim.
     static MADE: Once = Once::new();
     MADE.run(|| {
         shim();

@@ -27,7 +27,7 @@ use crate::{gate, process};
 use program_cards::calls::show;
 use program_cards::identities;
 
-/// Time that empty chunks remain cached, unless the owner requests them.
+/// Minimum interval between returns of empty chunks that the owner has not requested.
 // TIMEOUT: without this cache, an asynchronous pool that returns all of its memory and allocates it again is 40 times
 // slower.
 const EMPTY_CHUNK_RETENTION: Duration = Duration::from_secs(1);
@@ -39,10 +39,10 @@ const RECLAIM_LOOK: Duration = Duration::from_millis(1);
 // limit of 300 us.
 const POLL_OVERTIME: Duration = Duration::from_micros(300);
 
-/// Connects to the owners on the first call, and initialises the driver with `init`, which receives the tenant's cards
+/// Connects to the owners on the first call, and initializes the driver with `init`, which receives the tenant's cards
 /// and those to which the program could move. Returns the result of `init`.
 pub fn start(shim: &'static Shim, init: impl FnOnce(&[CardInfo], &[[u8; 16]]) -> c_int) -> c_int {
-    // A child cannot initialise the driver if its parent forked while doing so.
+    // A child cannot initialize the driver if its parent forked while doing so.
     let Some(mut state) = shim.start.take() else { return driver::NOT_INITIALIZED };
     if *state == Start::Connected {
         let terms = shim.cards().filter_map(|card| card.link.terms());
@@ -56,7 +56,7 @@ pub fn start(shim: &'static Shim, init: impl FnOnce(&[CardInfo], &[[u8; 16]]) ->
         Ok(connected) => connected,
         Err(reason) => {
             let line = format!("gpu-mediator: libcuda: {reason}\n");
-            // A list of sockets is easy to get wrong, and the program reports only CUDA error 802.
+            // With several sockets, always report the error, because the program itself reports only CUDA error 802.
             if !shim.is_single() || log::wanted() {
                 log::write(&line);
             }
@@ -211,7 +211,7 @@ struct Agent {
     shim: &'static Shim,
     card: &'static Card,
     connection: Arc<Connection>,
-    /// Time of the last return of empty chunks.
+    /// Time of the last attempt to return empty chunks.
     tidied: Instant,
     reclaim: Option<Reclaim>,
     /// Protocol version.
@@ -288,7 +288,8 @@ impl Agent {
         answer.map_or(Ok(()), |order| self.connection.send(&FromTenant::Reclaimed { order }, &[]))
     }
 
-    /// Waits for a message, at most until the next check of the slice. Returns true if one has arrived.
+    /// Waits for a message, at most until the next check of the slice or of requested chunks. Returns true if one has
+    /// arrived.
     fn ready(&mut self) -> Result<bool, LinkError> {
         while self.soon.is_some_and(|until| Instant::now() < until) {
             if self.poll(Duration::ZERO) {
@@ -332,7 +333,7 @@ impl Agent {
                 link.answer(request, |_| Answer::Memory(free_bytes, total_bytes));
             }
             FromOwner::Leave { patience_us } => self.leave(patience_us)?,
-            // A correct owner does not send these to a process that has left.
+            // A correct owner does not send these orders to a process that has left.
             FromOwner::Quiesce { order, .. } if self.departure.has_left() => {
                 self.connection.send(&FromTenant::Busy { order }, &[])?;
             }
@@ -451,7 +452,7 @@ impl Agent {
         // tenants' slices.
         let _ = self.card.pacing.sees_end(&self.shim.captures, POLL_OVERTIME, Duration::ZERO);
         if !waiting && self.card.gate.is_told() {
-            // A thread may have sent `Waiting` before `Stopped`, which the owner then ignores.
+            // A thread may have sent `Waiting` before `Stopped`. The owner ignores that message, so send another one.
             self.connection.send(&FromTenant::Waiting { card }, &[])?;
         }
         Ok(())
@@ -581,7 +582,7 @@ impl Agent {
                         self.wait_for_driver(&connection, target, sample) && connection.send(&end, &[]).is_ok()
                     });
                     if is_here {
-                        // Not earlier: the driver may have stopped the calls of this process.
+                        // Do not do this earlier: the driver may have stopped the calls of this process.
                         card.contexts.bind();
                         card.link.reconnect(&connection);
                     }

@@ -34,10 +34,10 @@ const STACK_BYTES: usize = 64 << 10;
 // TIMEOUT: a healthy owner receives messages within milliseconds; otherwise, the library reconnects.
 const SENDING: Duration = Duration::from_secs(5);
 
-/// Bitmap of the library's descriptors. Static, because the `fork` handler, which closes these descriptors, may neither
-/// allocate nor lock.
+/// Bitmap of the library's descriptors. A static variable, because the `fork` handler, which closes these descriptors,
+/// may neither allocate nor lock.
 static OURS: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
-/// Number of leading words of [`OURS`] that were ever used. Static, because the `fork` handler reads it.
+/// Number of leading words of [`OURS`] that were ever used. A static variable, because the `fork` handler reads it.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
 /// Marks a descriptor as the library's. The mark is removed before the descriptor is closed, so that a child never
@@ -222,8 +222,8 @@ fn raised(work: &mut dyn FnMut()) {
     }
 }
 
-/// Closes all of the library's descriptors in a child after `fork`. Otherwise, they would keep memory that the program
-/// frees alive, and would hide the program's exit from the owner.
+/// Closes all of the library's descriptors in a child after `fork`. Otherwise, they would keep memory alive that the
+/// program frees, and would hide the program's exit from the owner.
 pub fn forked() {
     for (at, word) in OURS.iter().enumerate().take(USED.load(Ordering::SeqCst)) {
         let mut bits = word.swap(0, Ordering::SeqCst);

@@ -25,11 +25,11 @@ pub struct Page {
     _rest: [u8; PAGE_BYTES - size_of::<AtomicU32>()],
 }
 
-/// The page that each exported function checks. Static, because the stubs refer to its address.
+/// The page that each exported function checks. A static variable, because the stubs refer to its address.
 pub static PAGE: Page = Page { filled: AtomicU32::new(0), _rest: [0; _] };
 
-/// Set once this process or its parent has begun to initialize the driver. Static, because a child reads it before it
-/// acquires any lock.
+/// Set once this process or its parent has begun to initialize the driver. A static variable, because a child reads it
+/// before it acquires any lock.
 static INITIALISED: AtomicBool = AtomicBool::new(false);
 
 /// Returns false if this process is a child of a process that had initialized the driver.
@@ -49,7 +49,8 @@ pub fn is_own() -> bool {
 
 /// Makes the kernel zero the page in children.
 fn watch_forks() {
-    /// Set once the handler is registered. Static, because the C library keeps the handler for all later children.
+    /// Set once the handler is registered. A static variable, because the C library keeps the handler for all later
+    /// children.
     static REGISTERED: AtomicBool = AtomicBool::new(false);
     // SAFETY: the static occupies the whole page, and the call does not change it in this process.
     let emptied = unsafe { libc::madvise((&raw const PAGE).cast_mut().cast(), PAGE_BYTES, libc::MADV_WIPEONFORK) };

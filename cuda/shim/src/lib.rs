@@ -8,7 +8,7 @@
 //! - memory (`memory`): allocations are backed by the owner's chunks, at addresses that never change; memory that
 //!   cannot move is accounted for;
 //! - submissions (crate `cuda-pacing`): they wait while the tenant has no slice and while its chunks move, and the
-//!   run-ahead of each stream is bounded;
+//!   work in flight is limited;
 //! - the link to the owner (`link`): requests from the program's threads.
 //!
 //! A program with several cards can use one card's memory on another (`peers`); `cross` decides which cards must be
@@ -22,8 +22,9 @@
 //! card memory, the tenant's cards, or their processes.
 //!
 //! Once the driver is loaded, function lookup neither allocates nor locks. No panic crosses the ABI boundary, and the
-//! library does not write any output unless [`cuda_protocol::LOG_VARIABLE`] enables it. The process belongs to the
-//! program, including its children (`fork`), signals (`process`), descriptors and limits (`descriptors`).
+//! library does not write any output except errors that make `cuInit` fail, unless [`cuda_protocol::LOG_VARIABLE`]
+//! enables more. The process belongs to the program, including its children (`fork`), signals (`process`), descriptors
+//! and limits (`descriptors`).
 
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
 compile_error!("the stubs are written for x86-64 Linux");

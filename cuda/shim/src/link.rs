@@ -19,10 +19,10 @@ use crate::driver;
 use crate::log::report;
 use crate::settings::Settings;
 
-/// Maximum time that an allocation waits for an absent owner.
+/// Maximum time to wait for an absent owner, or for a tenant's move to another card.
 // TIMEOUT: a service restarts within seconds; if the owner stays absent, the program must get an error.
 const OWNER_TIMEOUT: Duration = Duration::from_secs(20);
-/// Chunk size in bytes before the owner has reported it.
+/// Chunk size in bytes that is assumed until the owner reports it.
 const DEFAULT_CHUNK_BYTES: u64 = 2 << 20;
 /// Maximum number of requests in flight from the program's threads; further threads wait. An owner rejects requests
 /// beyond [`MAX_PENDING`], and a reconnecting program sends additional requests to report its fixed memory.
@@ -35,7 +35,7 @@ pub struct Terms {
     pub chunk_bytes: u64,
     /// Cards, in the owner's order.
     pub cards: Vec<CardInfo>,
-    /// Index in the owner's list of cards, for each driver device.
+    /// For each driver device, the index of its card in the owner's list.
     pub devices: Vec<Option<u8>>,
     /// UUIDs of the cards that the driver sees, if the program could move to one of them.
     pub seen: Vec<[u8; 16]>,
@@ -68,7 +68,7 @@ pub struct Link {
     instance: OnceLock<u128>,
     /// The connection, for requests.
     connection: RwLock<Option<Arc<Connection>>>,
-    /// Number for the next request.
+    /// Number of the next request.
     next: AtomicU32,
     answers: Mutex<HashMap<u32, Answer>>,
     /// Signalled when a reply arrives or a connection is established.

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 /// Returns true if messages are enabled.
 pub fn wanted() -> bool {
     const UNKNOWN: u8 = 2;
-    /// 1 if messages are enabled, 0 if not, or `UNKNOWN`. Static, because messages may be written before the shim
-    /// exists.
+    /// 1 if messages are enabled, 0 if not, or `UNKNOWN`. A static variable, because messages may be written before the
+    /// shim exists.
     static WANTED: AtomicU8 = AtomicU8::new(UNKNOWN);
     // Do not acquire a lock, because a child forked meanwhile would wait for it forever.
     match WANTED.load(Ordering::Relaxed) {

@@ -2,7 +2,7 @@
 //!
 //! Locks: a forked child never waits for a lock that a thread of its parent held.
 //!
-//! Signals: the library's threads block all of them.
+//! Signals: the library's threads block all signals except `SIGSYS`.
 //!
 //! UNSAFETY: calls C library functions for signal masks.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -15,7 +15,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 #[derive(Debug)]
 pub struct Once {
     once: std::sync::Once,
-    /// ID of the process whose threads run the action or wait for it.
+    /// ID of the process whose threads may run the action or wait for it, or 0 before the first run.
     process: AtomicU32,
     done: AtomicBool,
 }

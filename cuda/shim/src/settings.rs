@@ -28,7 +28,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Reads the settings. Called while the library is loaded, before any of its threads run.
+    /// Reads the settings. Must be called before the library starts any thread.
     pub fn read() -> Self {
         let path = |name| std::env::var_os(name).map(PathBuf::from);
         let mut tenant = std::env::var(cuda_protocol::TENANT_VARIABLE).unwrap_or_default();
@@ -41,7 +41,7 @@ impl Settings {
         }
     }
 
-    /// Returns the reason if these sockets are invalid.
+    /// Returns an error message if the list of sockets is invalid.
     pub fn fault(&self) -> Option<String> {
         let variable = cuda_protocol::SOCKET_VARIABLE;
         let count = self.sockets.len();

@@ -48,7 +48,7 @@ pub struct Card {
     pub number: usize,
     pub gate: Gate,
     pub contexts: Contexts,
-    /// The program's work in flight.
+    /// Limits on the program's work in flight on the card.
     pub pacing: Pacing,
     memory: Memory,
     pub link: Link,
@@ -60,7 +60,7 @@ pub enum Start {
     /// `cuInit` has not connected to the owners yet.
     #[default]
     Not,
-    /// An owner rejected the process. It cannot become a tenant later.
+    /// An owner rejected the process. The process cannot become a tenant's program later.
     Refused,
     /// The owners are connected, and the driver is initialized.
     Connected,
@@ -78,7 +78,7 @@ pub struct Shim {
     pub start: Lock<Start>,
     /// Set once the agent threads have started.
     pub started: AtomicBool,
-    /// State of access between the program's cards.
+    /// Controls access between the program's cards.
     pub cross: CrossAccess,
     pub peers: Peers,
     /// Card number and context of each stream, for a program with several cards.
@@ -167,12 +167,12 @@ impl Shim {
         std::iter::once(&self.first).chain(&self.more)
     }
 
-    /// Returns the card with the given number, or the first card if it does not exist.
+    /// Returns the card with the given number, or the first card if no such card exists.
     pub fn card(&self, number: usize) -> &Card {
         number.checked_sub(1).and_then(|at| self.more.get(at)).unwrap_or(&self.first)
     }
 
-    /// Returns the program's memory on a card.
+    /// Returns the memory operations for a card.
     #[inline]
     pub fn memory<'a>(&'a self, card: &'a Card) -> Operations<'a> {
         Operations { memory: &card.memory, captures: &self.captures, contexts: &card.contexts, link: &card.link }

@@ -1,5 +1,4 @@
-//! Restricts the visible cards to the tenant's cards, and the driver's cards to those and the ones to which the program
-//! could move.
+//! Shows the program only the tenant's cards, and the driver only these and the cards to which the program could move.
 //!
 //! The driver itself hides all other cards: it reads the variable [`VARIABLE`] in `cuInit`. During that call, the
 //! variable lists the UUIDs of the cards, which determines the number, order and PCI addresses of the devices. The

@@ -23,7 +23,7 @@ pub enum Class {
     Allocate,
     /// Creates or destroys arrays, whose layout only the driver knows.
     Array,
-    /// Captures a stream's work, and related functions.
+    /// Stream captures, and related functions.
     Capture,
     /// Contexts, and the partitions of a card that they are bound to.
     Context,

@@ -1,7 +1,7 @@
 //! Names of the functions in NVML, the management library shipped with the driver.
 //!
-//! The names are from `nvml.h` in CUDA 12.9 and 13.5, except for the name of an undeclared function that
-//! `nvidia-smi` looks up. All functions are forwarded except those that report a card's memory, so the names do not
+//! The names are from `nvml.h` in CUDA 12.9 and 13.5, except for the name of an undeclared function that `nvidia-smi`
+//! looks up. All functions are forwarded except those that report card memory, cards, or processes, so the names do not
 //! have classes.
 
 /// All symbols in alphabetical order.

@@ -1,8 +1,8 @@
 //! Messages between a VM's CUDA device and the worker of one guest program, and the start of that worker.
 //!
 //! Each worker has one `SOCK_SEQPACKET` connection. A packet is one [`ToWorker`] or one [`FromWorker`]: [`PACKET`]
-//! bytes, little-endian, without descriptors except in `Save` and `Hold`. The worker receives both of its descriptors
-//! as arguments: `cuda-worker --window-fd N --link-fd M`. The window is a memfd that both sides map; its blobs are
+//! bytes, little-endian, without descriptors except in `Save` and `Hold`. The worker receives its descriptors as
+//! arguments: `cuda-worker --window-fd N --link-fd M`. The window is a memfd that both sides map; its blobs are
 //! described in `cuda-ring`.
 //!
 //! ```text
@@ -19,10 +19,10 @@
 //! device -> worker  Resume: the worker executes its program
 //! ```
 //!
-//! The next worker receives the file with `--restore-fd`, and the same window. This worker sends `Restored` when it
-//! continues the program. With `--held`, this worker waits for `Resume` after `Restored`. Until then, it exits when its
-//! connection is closed, and the previous worker still has the program. The device repeats messages about blobs that
-//! the previous worker may not have received.
+//! The next worker receives the file with `--restore-fd`, and the same window. It sends `Restored` when it continues
+//! the program. With `--held`, it waits for `Resume` after `Restored`. Until then, it exits when its connection is
+//! closed, and the previous worker still has the program. The device repeats messages about blobs that the previous
+//! worker may not have received.
 //!
 //! Without [`Rejoin`], the worker exits when the connection is closed. With [`Rejoin`], the worker continues to serve
 //! its program, and connects to the next daemon. The next daemon repeats each `Blob` and each `Remove` without a reply,

@@ -1,4 +1,4 @@
-//! One end of the connection.
+//! The connection between a device and a worker.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -93,7 +93,7 @@ impl Link {
     /// Sends [`ToWorker::Save`] or [`ToWorker::Hold`] with its file.
     ///
     /// # Errors
-    /// Returns [`LinkError::WouldBlock`] if the worker does not read; [`LinkError::Closed`] if the worker has ended.
+    /// Returns [`LinkError::WouldBlock`] if the queue is full, or [`LinkError::Closed`] if the worker has exited.
     pub fn send_save(&self, message: ToWorker, file: BorrowedFd<'_>) -> Result<(), LinkError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
@@ -123,7 +123,8 @@ impl Link {
         Ok(ToWorker::decode(packet.get(..length).unwrap_or_default())?)
     }
 
-    /// Receives a message from the device without blocking, and the file that [`ToWorker::Save`] contains.
+    /// Receives a message from the device without blocking, and the file of [`ToWorker::Save`] or [`ToWorker::Hold`],
+    /// if any.
     ///
     /// # Errors
     /// Returns [`LinkError::WouldBlock`] if no message has arrived, or [`LinkError::Closed`] if the device has closed

@@ -35,7 +35,8 @@ pub enum ToWorker {
     /// The worker must save its state in the packet's file and exit, so that the program can continue in another
     /// worker. If part of the state cannot be saved, the worker replies with `Refused` and continues.
     Save,
-    /// Like `Save`, but the worker does not end: it executes nothing until `Resume`, or until no daemon is left.
+    /// Like `Save`, but the worker does not exit: it executes no messages until `Resume` arrives or the connection is
+    /// closed.
     Hold,
     /// The worker executes its program again after `Hold`, or for the first time if it was started for a program of
     /// another worker.
@@ -59,7 +60,7 @@ pub enum FromWorker {
         /// Cause of the error.
         reason: Reason,
     },
-    /// The worker's state is in the file of `Save` or `Hold`. After `Save`, the worker ends.
+    /// The worker's state is in the file of `Save` or `Hold`. After `Save`, the worker exits.
     Saved,
     /// The worker has restored the state of the program's previous worker, and continues the program.
     Restored,
@@ -77,9 +78,9 @@ pub enum Reason {
     Driver,
     /// The addresses that the guest and the worker must share are in use.
     Addresses,
-    /// The ring contains an unknown operation or a malformed message.
+    /// A ring contains an unknown or malformed message, or a blob is invalid.
     Malformed,
-    /// The guest exceeds a limit: blobs, handles or bytes.
+    /// The guest has exceeded a limit on blobs, handles or bytes.
     Limit,
     /// The sandbox cannot be set up.
     Sandbox,

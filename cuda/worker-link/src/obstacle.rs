@@ -9,7 +9,7 @@ pub enum Obstacle {
     Capture,
     /// The program's context has failed with the given CUDA error.
     Sticky(u32),
-    /// An object that cannot be recreated. Contains the message number of the call that created it.
+    /// An object that cannot be recreated. Contains the message type of the call that created it.
     Object(u32),
     /// A module whose variables cannot be found. The worker logs the variable or the reason.
     Variables,
@@ -27,8 +27,8 @@ pub enum Obstacle {
     Starting,
     /// Memory contents could not be read, or the file could not be written.
     Copy,
-    /// The program knows the address of a module's variable, or its memory contains the address. The next worker's
-    /// address differs.
+    /// The program knows the address of a module's variable, or its memory contains the address. The address would
+    /// differ in the next worker.
     Addresses,
     /// A module whose kernels allocate memory. The contents of this memory would be lost.
     Heap,

@@ -60,7 +60,7 @@ pub struct Rejoin {
 pub struct Restrictions {
     /// Set to disable all restrictions, including those that apply to all workers.
     pub is_off: bool,
-    /// User and group of the worker, if the caller may change them.
+    /// User ID and group ID of the worker, if the caller may change them.
     pub user: Option<(u32, u32)>,
     /// Additional files and folders that the worker may read.
     pub readable: Vec<PathBuf>,

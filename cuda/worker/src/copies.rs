@@ -12,7 +12,7 @@ use crate::pending::{Origin, Wait};
 /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`.
 const CAPTURE_UNSUPPORTED: i32 = 900;
 
-/// A copy's use of a staging buffer. `is_out` is set if it copies from the card.
+/// A copy's use of a staging buffer. `is_out` is set if the copy reads from the card.
 #[derive(Clone, Copy)]
 struct Use {
     piece: Option<u64>,
@@ -69,7 +69,7 @@ impl Executor {
                     self.release_piece(piece);
                 }
                 if used.is_out {
-                    // The reply for a later part may overwrite this one before the guest reads it.
+                    // The reply for a later part may overwrite this reply before the guest reads it.
                     self.defer(origin, code);
                 }
                 self.finish(origin, code, &[]);

@@ -1,4 +1,4 @@
-//! Executes messages.
+//! Executes the messages in a program's rings.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::Write as _;
@@ -45,7 +45,7 @@ enum Effect {
     Reserves,
     /// The call changes the driver's current context.
     ChangesContext,
-    /// Releases the primary context of the device in the first argument.
+    /// Releases or resets the primary context of the device in the first argument.
     EndsPrimary,
     /// The results are a list of processes.
     ListsProcesses,
@@ -71,10 +71,10 @@ fn effect(name: &str) -> Effect {
     }
 }
 
-/// First address for the program's own reservations. The shim uses the addresses below.
+/// First address for the program's own reservations. The shim uses lower addresses.
 const RESERVATIONS: u64 = ADDRESSES.start + (8 << 40);
 
-/// Returns true if this error makes a context unusable.
+/// Returns true if an error makes the context unusable.
 fn is_sticky(code: i32) -> bool {
     matches!(code, 214 | 220 | 700 | 702 | 710 | 714..=719)
 }
@@ -96,7 +96,7 @@ pub struct Executor {
     pub(crate) captures: u64,
     /// Object log that lets another worker continue the program.
     pub(crate) log: Log,
-    /// Result of the last call.
+    /// Result code of the last call.
     pub(crate) last_code: i32,
     /// Set while steps of a log are executed, without replies.
     pub(crate) is_replaying: bool,
@@ -110,7 +110,7 @@ pub struct Executor {
     effects: Vec<Effect>,
     current: Option<u32>,
     mode: u16,
-    /// Failures that have already been reported, as pairs of message and error.
+    /// Failures that have already been reported, as pairs of message type and error code.
     reported: BTreeSet<(u16, i32)>,
 }
 
@@ -382,7 +382,7 @@ impl Executor {
         Ok(Vec::new())
     }
 
-    /// Replies to a call with its results. If the call has no reply, records its error.
+    /// Replies to a call with its results. If the call does not request a reply, records its error.
     pub(crate) fn finish(&mut self, origin: Origin, code: i32, results: &[u64]) {
         self.last_code = code;
         if self.is_replaying {
@@ -468,7 +468,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Returns true once the guest has started to make calls.
+    /// Returns true once the guest has started with matching versions.
     pub fn is_started(&self) -> bool {
         self.started
     }

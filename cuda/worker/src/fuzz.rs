@@ -51,7 +51,7 @@ struct Effects {
 
 /// Waits until no other thread runs a program, because all programs in a process use the same addresses.
 fn alone() -> MutexGuard<'static, ()> {
-    /// Held by the thread that runs a program. Static, because the addresses belong to the process.
+    /// Held by the thread that runs a program. A static variable, because the addresses belong to the process.
     static ADDRESSES: Mutex<()> = Mutex::new(());
     ADDRESSES.lock().unwrap_or_else(PoisonError::into_inner)
 }

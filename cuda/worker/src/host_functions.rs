@@ -22,17 +22,17 @@ struct Callbacks {
     posted: Mutex<u64>,
 }
 
-/// The state of this worker's callbacks. Static, because the driver passes only one word, and may call the function
-/// after all other values have been dropped.
+/// The state of this worker's callbacks. A static variable, because the driver passes only one word, and may call the
+/// function after all other values have been dropped.
 static CALLBACKS: OnceLock<Callbacks> = OnceLock::new();
 
-/// Prepares callbacks. `posted` is the number of callbacks run in the program's previous workers. `notify` wakes
+/// Prepares callbacks. `posted` is the number of callbacks that the program's previous workers posted. `notify` wakes
 /// sleeping guest threads.
 pub(crate) fn prepare(control: Shared, posted: u64, notify: Box<dyn Fn() + Send + Sync>) {
     let _ = CALLBACKS.set(Callbacks { control, notify, posted: Mutex::new(posted) });
 }
 
-/// Returns the number of callbacks that have run.
+/// Returns the number of callbacks posted to the guest.
 pub(crate) fn posted() -> u64 {
     CALLBACKS.get().map_or(0, |callbacks| *callbacks.posted.lock().unwrap_or_else(PoisonError::into_inner))
 }

@@ -79,7 +79,7 @@ impl Executor {
     /// # Errors
     /// Returns an error if the guest has not queried the function's parameters, or if `bytes` is too short.
     pub(crate) fn parameter_pointers(&self, function: u64, bytes: &[u64]) -> Result<Vec<u64>, Broken> {
-        // The guest queries the parameters before the first launch.
+        // The guest must query the parameters before the first launch.
         let parameters = self.parameters.get(&function).ok_or(Broken::Malformed)?;
         let room = bytes.len() as u64 * 8;
         if parameters.iter().any(|(offset, size)| u64::from(*offset) + u64::from(*size) > room) {
@@ -135,7 +135,7 @@ impl Executor {
             self.finish(origin, code, &[u64::from(clusters.cast_unsigned())]);
             return Ok(());
         }
-        // The guest queries the parameters before the first launch.
+        // The guest must query the parameters before the first launch.
         let parameters = self.parameters.get(&handle).ok_or(Broken::Malformed)?;
         let room = bytes.len() as u64 * 8;
         if parameters.iter().any(|(offset, size)| u64::from(*offset) + u64::from(*size) > room) {

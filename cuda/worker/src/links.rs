@@ -49,7 +49,7 @@ impl Executor {
         let count = usize::try_from(bytes).ok().filter(|count| *count <= MAX_IMAGE_BYTES).ok_or(NOT_SUPPORTED)?;
         let mut words = vec![0u64; count.div_ceil(8)];
         if address != 0 {
-            // SAFETY: the driver returns a result of this size, which is valid as long as the link.
+            // SAFETY: the driver returns a result of this size, which is valid as long as the link exists.
             unsafe { std::ptr::copy_nonoverlapping(address as *const u8, words.as_mut_ptr().cast(), count) };
         }
         self.linked = Linked { handle, words };

@@ -37,7 +37,7 @@ impl Executor {
             0 => {}
             code => return Err(code),
         }
-        // SAFETY: the driver returns a string that is valid as long as the function.
+        // SAFETY: the driver returns a string that is valid as long as the function exists.
         let name = unsafe { CStr::from_ptr(address as *const c_char) }.to_bytes();
         if name.len() > MAX_NAME_BYTES {
             return Err(NOT_SUPPORTED);

@@ -2,7 +2,7 @@
 //!
 //! NVML lists the workers by their process IDs on the host. A worker's name contains the process ID of its program in
 //! the guest, so that the workers of a tenant can identify each other's programs. Processes that are not workers are
-//! removed, because they do not belong to the guest.
+//! removed from the lists, because they do not belong to the guest.
 
 use std::fs;
 

@@ -34,7 +34,7 @@ pub enum RestoreError {
         step: usize,
         /// Total number of steps.
         steps: usize,
-        /// Number of the step's message.
+        /// Type of the step's message.
         op: u16,
         /// The driver's error, or 0 if the step's result differs from the original one.
         code: i32,

@@ -33,7 +33,7 @@ const MAX_PRIVATE_BYTES: u64 = 8 << 30;
 const MAX_OWN_THREADS: u64 = 4096;
 /// Maximum number of threads of the daemon's user, including the daemon's own threads.
 const MAX_SHARED_THREADS: u64 = 32_768;
-/// OOM score of workers. If the host runs out of memory, the kernel kills workers before other processes.
+/// OOM score adjustment of workers. If the host runs out of memory, the kernel kills workers before other processes.
 const OOM_SCORE: &str = "1000";
 /// Highest capability number that a kernel may define.
 const MAX_CAPABILITY: u32 = 63;
@@ -41,7 +41,7 @@ const MAX_CAPABILITY: u32 = 63;
 /// A worker's individual restrictions.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// User and group that the worker switches to, if permitted.
+    /// User ID and group ID that the worker switches to, if permitted.
     pub user: Option<(u32, u32)>,
     /// Additional files and folders that the worker may read.
     pub readable: Vec<PathBuf>,
@@ -78,7 +78,7 @@ pub enum SandboxError {
 #[derive(Debug)]
 pub struct Sandbox {
     addresses: Addresses,
-    /// Keeps the inodes that the rules are bound to in the kernel's cache.
+    /// Keeps in the kernel's cache the inodes to which the rules are bound.
     _files: Option<files::Files>,
 }
 
@@ -129,7 +129,7 @@ pub(crate) fn report_at(link: BorrowedFd<'_>) {
     violation::set_link(link);
 }
 
-/// Changes the user and group, and removes all supplementary groups.
+/// Changes the user ID and the group ID, and removes all supplementary groups.
 fn change_user(user: Uid, group: Gid) -> Result<(), SandboxError> {
     let step = |name| move |error| SandboxError::Step(name, error);
     rustix::thread::set_thread_groups(&[]).map_err(step("the removal of groups"))?;

@@ -68,8 +68,8 @@ impl Executor {
         Ok(steps)
     }
 
-    /// Makes the context with this number current, or any other if it was destroyed. Returns false if no context
-    /// exists.
+    /// Makes the context with this number current, or any other context if that one was destroyed. Returns false if no
+    /// context exists.
     fn enter_for(&mut self, number: u32) -> bool {
         if number != 0 && self.enter(number).is_ok() {
             return true;
@@ -163,7 +163,7 @@ impl Executor {
         write(file, &[words.len() as u64], 0)
     }
 
-    /// Copies card memory to the file. Returns an obstacle if it contains one of the `known` addresses.
+    /// Copies card memory to the file. Returns an obstacle if the memory contains one of the `known` addresses.
     fn save_contents(
         &mut self,
         file: BorrowedFd<'_>,

@@ -38,7 +38,7 @@ pub enum ServeError {
     /// The window cannot be used.
     #[error(transparent)]
     Window(#[from] WindowError),
-    /// A message was invalid.
+    /// A message was invalid or exceeded a limit.
     #[error("the guest program broke the rules of its ring: {0:?}")]
     Broken(Broken),
     /// The program of another worker cannot continue in this one.
@@ -68,15 +68,16 @@ pub struct Start {
     pub is_held: bool,
 }
 
-/// The worker that may execute the program, if a worker on another card has restored the program's state.
+/// State of a move between two workers, only one of which executes the program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Hold {
     /// This worker executes the program.
     #[default]
     None,
-    /// This worker has saved the state, and waits. It executes the program again if no device is left.
+    /// This worker has saved the state, and waits. It executes the program again if the connection to the device is
+    /// closed.
     Saved,
-    /// The previous worker has the program. This worker ends if no device is left.
+    /// The previous worker has the program. This worker exits if the connection to the device is closed.
     Arriving,
 }
 
@@ -86,7 +87,7 @@ struct SaveRequest {
     file: OwnedFd,
     /// The connection for the reply.
     link: Arc<DeviceLink>,
-    /// The worker waits afterwards, instead of its end. Contains [`Inbox::resumed`] at the time of the request.
+    /// Set if the worker waits afterwards instead of exiting. Contains [`Inbox::resumed`] at the time of the request.
     holds: Option<u64>,
 }
 
@@ -97,7 +98,8 @@ struct Inbox {
     rung: bool,
     save: Option<SaveRequest>,
     hold: Hold,
-    /// Number of requests to resume, and of daemons that have ended. Both also cancel a hold that has not begun.
+    /// Number of [`ToWorker::Resume`] messages and of closed device connections. Both also cancel a hold that has not
+    /// begun.
     resumed: u64,
 }
 
@@ -134,7 +136,7 @@ fn end() -> ! {
     unsafe { libc::_exit(0) }
 }
 
-/// Reads the link until the device sends `Goodbye` or no daemon is left. Then exits the process.
+/// Reads the link until the device sends `Goodbye` or no daemon can be reached. Then exits the process.
 fn read_link(link: &Arc<DeviceLink>, mail: &Mail) {
     let mut lost = None;
     loop {
@@ -389,8 +391,8 @@ impl Service {
         }
     }
 
-    /// If the device requests it, saves the program's state, and ends the process or waits for the device. If an
-    /// obstacle prevents this, the program continues here.
+    /// Handles a request to save the program's state: saves it, and exits or waits for the device. If an obstacle
+    /// prevents this, the program continues here.
     fn save_on_request(&mut self, ordered: &Consumer<Shared, Shared>) -> Result<(), ServeError> {
         let Some(SaveRequest { file, link, holds }) = self.mail.lock().save.take() else { return Ok(()) };
         let mut found = self.executor.steps().map(drop);

@@ -85,7 +85,7 @@ impl Executor {
     /// # Errors
     /// Returns the obstacle if a variable cannot be found, or if another worker could not restore its state.
     pub(crate) fn variables(&mut self, steps: &[Step]) -> Result<Vec<Variable>, Obstacle> {
-        // Later objects replace earlier ones with the same handle, which no longer exist.
+        // Later objects replace earlier ones with the same handle, because the earlier ones no longer exist.
         let mut images: BTreeMap<u64, (Kind, u32, Arc<Image>)> = BTreeMap::new();
         for step in steps {
             if let (Some((kind @ (Kind::Module | Kind::Library), handle)), Some(image)) =
@@ -109,7 +109,7 @@ impl Executor {
                 report("initial values of a module's variables contain addresses");
                 return Err(Obstacle::Addresses);
             }
-            // A library's variables exist in each context, and a module's only in its own.
+            // A library's variables exist in each context, but a module's variables exist only in the module's context.
             let mut contexts = self.objects.contexts();
             contexts.retain(|number| kind == Kind::Library || *number == context);
             if code.variables.is_empty() {

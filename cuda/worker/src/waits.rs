@@ -32,7 +32,7 @@ impl Executor {
                         _ => break,
                     }
                 }
-                // This does not block: no work is in flight, or the driver immediately returns an error.
+                // The call does not block: no work is in flight, or the driver immediately returns an error.
                 return Some(self.driver.invoke(Needed::Synchronize, &[]));
             }
         };

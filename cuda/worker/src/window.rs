@@ -18,7 +18,8 @@ pub enum WindowError {
     /// The file cannot be queried or mapped.
     #[error("cannot map the window: {0}")]
     Map(#[from] io::Error),
-    /// A blob is not within the window, or its size does not match its kind.
+    /// A blob does not fit its kind or the window, has an unknown kind, or differs from an earlier blob with its
+    /// identifier.
     #[error("blob {0} does not fit its kind or the window")]
     Blob(u32),
     /// The program has too many blobs.

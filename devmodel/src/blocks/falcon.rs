@@ -1,5 +1,5 @@
 //! Common parts of all virtual falcons (PMU, copy engines, FECS, GPCCS). They do not execute code: uploads are only
-//! stored, and the modules that use a falcon implement the behavior of its firmware.
+//! stored, and the modules that use a falcon implement the behaviour of its firmware.
 
 use nvspec::falcon::CODE_WORDS_MAX;
 use nvspec::regs::fecs::{DMEM_CONTROL, IMEM_CONTROL};
@@ -14,7 +14,7 @@ const PORTS: usize = 8;
 /// Data memory of a falcon, and its ports.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Dmem {
-    /// Contents. The vector grows on demand.
+    /// Contents, up to the last written dword.
     dwords: Vec<u32>,
     control: [u32; PORTS],
 }
@@ -85,7 +85,7 @@ impl Dmem {
 /// Code memory of a falcon, which drivers write. The code is not executed, but identifies the guest's firmware.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Imem {
-    /// Contents. The vector grows on demand.
+    /// Contents, up to the last written dword.
     dwords: Vec<u32>,
     control: u32,
 }
@@ -133,9 +133,9 @@ impl Imem {
 /// Interrupt registers of a falcon.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Intr {
-    /// Pending interrupts.
+    /// Mask of the pending interrupts.
     pub status: u32,
-    /// Enabled interrupts.
+    /// Mask of the enabled interrupts.
     pub enable: u32,
 }
 

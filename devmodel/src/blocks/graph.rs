@@ -1,5 +1,5 @@
 //! High-level model of PGRAPH and its two context-switching falcons. Firmware uploads are only stored, commands return
-//! the same results as nouveau's built-in firmware, and the mediator handles contexts.
+//! the same results as nouveau's built-in firmware, and the mediator manages contexts.
 
 use super::falcon::{Dmem, Imem};
 use super::{At, Backlog, Cx};
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 const MAILBOXES: usize = MAILBOX::COUNT as usize;
 
-/// State of FECS: its mailboxes, the state of commands, and the current context.
+/// State of FECS: its memories and mailboxes, the data of the next command, and the current and next contexts.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Fecs {
     running: bool,
@@ -260,7 +260,7 @@ impl Fecs {
     }
 }
 
-/// Returns the number of TPCs of an existing GPC.
+/// Returns the number of TPCs of a GPC, or 0 if the GPC does not exist.
 pub(crate) fn read_gpc_units(_: gpc_units::Reg, at: At, cx: &Cx) -> u32 {
     if at.index < cx.config.chip.gpcs { gpc_units::TPC_COUNT::TPCS.encode(cx.config.chip.tpcs_per_gpc) } else { 0 }
 }

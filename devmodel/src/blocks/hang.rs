@@ -2,7 +2,7 @@
 //!
 //! All engines share one reason register and one interrupt bit. A driver first checks the engines and then acknowledges
 //! the error, so it would miss an error that occurs between the two steps. The vGPU therefore shows only one hang at a
-//! time. It shows the next hang after the driver has acknowledged the current one, and has removed its channel by
+//! time. It shows the next hang after the driver has acknowledged the current one, and has removed the hung channel by
 //! resetting the engine or unbinding the channel.
 
 use super::Backlog;
@@ -26,7 +26,8 @@ pub(crate) struct Hangs {
 }
 
 impl Hangs {
-    /// Queues a hang until [`Self::next`] shows it. Ignores a hang that has already been reported.
+    /// Queues a hang until [`Self::next`] shows it. Ignores a hang that is already visible. A hang that is already
+    /// queued moves to the end of the queue.
     pub fn add(&mut self, hang: Hang) {
         if self.shown != Some(hang) {
             self.waiting.take(|waits| *waits == hang);

@@ -1,4 +1,4 @@
-//! PFB, the L2 cache and the flush registers: the guest's view of its memory, and TLB flushes.
+//! PFB, the L2 cache and the flush registers: the size of the guest's memory, and TLB flushes.
 
 use super::{At, Cx};
 use crate::denied::Reason;
@@ -17,7 +17,7 @@ pub(crate) fn read_pfb(reg: pfb::Reg, at: At, cx: &Cx) -> u32 {
 pub(crate) fn write_pfb(reg: pfb::Reg, at: At, value: u32, cx: &mut Cx) {
     match reg {
         pfb::Reg::MMU_CTRL => {
-            // With a different large page size, all page tables would have a different format.
+            // 64 KiB large pages would change the format of all page tables.
             if MMU_CTRL::LARGE_PAGE_64K.is_set(value) {
                 cx.deny_write(at, Reason::Unsupported, value);
             }
@@ -40,21 +40,21 @@ fn invalidate(at: At, value: u32, cx: &mut Cx) {
     }
     let pdb = cx.storage.get(pfb::MMU_INVALIDATE_PDB::OFFSET);
     let address = u64::from(MMU_INVALIDATE_PDB::ADDRESS.get(pdb)) << 12;
-    // The guest may use a directory that is shorter than the maximum, so only its first page must be in VRAM.
+    // The guest's directory may be shorter than the maximum, so only its first page must be within the guest's VRAM.
     let bytes = PD_BYTES.min(nvspec::addr::SMALL_PAGE);
     if let Some(directory) = cx.place(at, pdb, MMU_INVALIDATE_PDB::TARGET.get(pdb), address, bytes) {
         cx.backend.flush_tlb(Some(directory), hub_only);
     }
 }
 
-/// Handles flushes. They complete before the write returns, so the registers always read as idle.
+/// Writes a flush register. The flush completes before the write returns, so the registers always read as idle.
 pub(crate) fn write_pflush(reg: pflush::Reg, value: u32, cx: &mut Cx) {
     if reg == pflush::Reg::BAR_FLUSH && BAR_FLUSH::TRIGGER.is_set(value) {
         cx.backend.flush_apertures();
     }
 }
 
-/// Returns the size of a memory partition. The first partition contains all of the guest's memory.
+/// Returns the size of a memory partition in MiB. The first partition contains all of the guest's VRAM.
 pub(crate) fn read_pbfb(_: pbfb::Reg, at: At, cx: &Cx) -> u32 {
     if at.index == 0 { cx.config.vram_mib() } else { 0 }
 }

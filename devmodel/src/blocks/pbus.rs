@@ -71,14 +71,14 @@ impl Pbus {
         }
     }
 
-    /// Returns the start of the window if it is in VRAM. The end of the guest's VRAM may be before the end of the
-    /// window.
+    /// Returns the VRAM address of the window's start, or `None` if the window is not in VRAM. The window may extend
+    /// beyond the end of the guest's VRAM.
     pub(crate) fn window_base(&self) -> Option<GuestVramAddr> {
         let is_vram = Target::from_bits(PRAMIN_WINDOW::TARGET.get(self.window)) == Target::Vram;
         is_vram.then(|| GuestVramAddr(u64::from(PRAMIN_WINDOW::BASE.get(self.window)) << 16))
     }
 
-    /// Returns true if the unit has a pending interrupt.
+    /// Returns true if PBUS has an enabled, pending interrupt.
     pub(crate) fn pending(storage: &crate::storage::Storage) -> bool {
         storage.get(INTR::OFFSET) & storage.get(INTR_EN::OFFSET) != 0
     }

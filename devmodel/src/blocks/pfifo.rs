@@ -112,8 +112,8 @@ impl Pfifo {
             }
             Reg::INTR_EN => self.intr_en = value,
             Reg::PBDMA_PRESENT => self.pbdmas = value & pbdma_mask(cx),
-            // The mediator obtains the VRAM address of USERD from the instance block, and does not need the guest's
-            // mapping.
+            // The mediator obtains the VRAM address of USERD from the instance block, and ignores the BAR1 address in
+            // this register.
             Reg::USERD_BASE => self.userd_base = value,
             Reg::RUNLIST_BASE => self.runlist_base = value,
             Reg::RUNLIST => self.submit_runlist(at, value, cx),
@@ -158,7 +158,7 @@ impl Pfifo {
         *self = Self { backlog, hangs, ..Self::default() };
     }
 
-    /// Validates the restored state of a vGPU with `channels` channels.
+    /// Validates restored state, in which at most `channels` channels may be bound.
     pub(crate) fn check(&self, channels: u32) -> Result<(), Invalid> {
         let Self { bound, blocked, hangs, faults, backlog, .. } = self;
         hangs.check()?;
@@ -181,20 +181,20 @@ impl Pfifo {
         self.blocked
     }
 
-    /// Records that the most recently submitted runlist is active.
+    /// Marks the most recently submitted runlist as active, and raises the runlist interrupt.
     pub(crate) fn runlist_done(&mut self) {
         self.runlist_pending = false;
         self.runlist_intr |= RUNLIST_INTR::DONE.mask();
     }
 
-    /// Raises the non-stall interrupt of `engine` for a channel.
+    /// Raises the non-stall interrupt of `engine`.
     pub(crate) fn non_stall(&mut self, engine: u32) {
         if let Some(bits) = self.non_stall.get_mut(engine as usize) {
             *bits |= 1;
         }
     }
 
-    /// Shows a fault in the registers, or queues it until the guest has acknowledged the unit's last fault.
+    /// Shows a fault in the registers, or queues it until the guest has acknowledged the unit's visible fault.
     pub(crate) fn mmu_fault(&mut self, fault: MmuFault) {
         match self.faults.get_mut(fault.unit as usize) {
             Some(Some((_, true))) => self.backlog.push(fault),
@@ -203,8 +203,8 @@ impl Pfifo {
         }
     }
 
-    /// Reports a scheduler error. `code` has the format of `SCHED_ERROR_REASON`. While a previous error is
-    /// unacknowledged, the register keeps its value.
+    /// Reports a scheduler error. `code` has the format of `SCHED_ERROR_REASON`. Drops the error while a previous one
+    /// is unacknowledged.
     pub(crate) fn sched_error(&mut self, code: u32) {
         if !INTR::SCHED_ERROR.is_set(self.intr) {
             self.sched_code = code;
@@ -273,7 +273,8 @@ impl Pfifo {
 
     /// Returns the mask of engines with an enabled, pending non-stall interrupt.
     fn non_stall_engines(&self) -> u32 {
-        // The enable register contains a single nibble, which applies to all eight nibbles of an engine.
+        // The enable register contains a single nibble, which applies to all eight nibbles of each engine's interrupt
+        // register.
         let enabled = self.non_stall_en.wrapping_mul(0x1111_1111);
         let mut engines = 0;
         for (engine, bits) in (0u32..).zip(&self.non_stall) {
@@ -352,7 +353,7 @@ impl Pfifo {
         if instance.is_some() || was_bound {
             cx.backend.bind_channel(id, instance);
         }
-        // A channel with a new instance block is a new channel for the backend, and is initially disabled.
+        // The backend treats a channel with a new instance block as a new channel, which is initially disabled.
         if instance.is_some() && enabled {
             cx.backend.enable_channel(id, true);
         }

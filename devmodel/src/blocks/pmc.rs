@@ -1,10 +1,10 @@
-//! PMC: chip identification, the interrupt tree, and the unit enable register.
+//! PMC: chip identification, the interrupt tree, and the enable registers.
 
 use super::{At, Cx};
 use nvspec::regs::pmc::{self, Reg};
 use serde::{Deserialize, Serialize};
 
-/// The unit enable register. All other registers of PMC are plain storage or derived from other blocks.
+/// The enable registers of units and PBDMAs. All other registers of PMC are plain storage or derived from other blocks.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Pmc {
     enable: u32,
@@ -16,7 +16,7 @@ impl Pmc {
     pub(crate) fn read(&self, reg: Reg, at: At, pending: u32, cx: &Cx) -> u32 {
         match reg {
             Reg::BOOT_0 => cx.config.chip.boot0,
-            // GUESS from driver behavior: the mask affects the status shown in the register.
+            // GUESS from driver behavior: the status registers show only interrupts that are enabled in the mask.
             Reg::INTR_0 | Reg::INTR_LINE_0 => pending & cx.storage.get(pmc::INTR_MASK_0::OFFSET),
             Reg::BOOT_1 | Reg::INTR_1 => 0,
             Reg::ENABLE => self.enable,

@@ -4,10 +4,10 @@ use super::{At, Cx};
 use nvspec::regs::ptimer::{INTR, Reg, TIME_0, TIME_1};
 use serde::{Deserialize, Serialize};
 
-/// Mask of the clock bits.
+/// Mask of the bits that the clock implements.
 const CLOCK_MASK: u64 = (TIME_1::NSEC.mask() as u64) << 32 | u32::MAX as u64;
 
-/// The guest's clock, which is the card's clock plus an offset. The offset changes when the guest sets its time.
+/// The guest's clock, which is the card's clock plus an offset. A guest write to the clock changes the offset.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Ptimer {
     /// Guest time minus card time in ns, modulo 2^64.
@@ -42,7 +42,7 @@ impl Ptimer {
             Reg::INTR_EN => self.intr_en = value & INTR::ALARM.mask(),
             Reg::ALARM_0 => {
                 let now = self.now(cx.backend.now_ns());
-                // The alarm fires when the low dword of the clock reaches this value.
+                // The alarm fires when the low dword of the clock reaches the written value.
                 let ahead = value.wrapping_sub(low(now));
                 self.alarm = value;
                 self.ring_at = Some(now.wrapping_add(u64::from(ahead)) & CLOCK_MASK);
@@ -56,7 +56,7 @@ impl Ptimer {
         (*offset, *intr, *intr_en, *alarm, *ring_at) = (0, 0, 0, 0, None);
     }
 
-    /// Adds `ns` to the offset if the card's clock has gone back by `ns`, because the guest's clock must be monotonic.
+    /// Adds `ns` to the offset after the card's clock has gone back by `ns`, so that the guest's clock is monotonic.
     pub(crate) fn advance(&mut self, ns: u64) {
         self.offset = self.offset.wrapping_add(ns);
     }
@@ -70,7 +70,7 @@ impl Ptimer {
         }
     }
 
-    /// Returns the card time in ns at which the alarm fires, if an alarm is set.
+    /// Returns the card time in ns at which the alarm fires, if the alarm is set and its interrupt is enabled.
     pub(crate) fn alarm_at(&self) -> Option<u64> {
         let wanted = INTR::ALARM.is_set(self.intr_en);
         self.ring_at.filter(|_| wanted).map(|at| at.wrapping_sub(self.offset) & CLOCK_MASK)
@@ -85,7 +85,7 @@ impl Ptimer {
         card_ns.wrapping_add(self.offset) & CLOCK_MASK
     }
 
-    /// Sets the clock bits in `mask` at bit `shift` to `value`.
+    /// Replaces the clock bits selected by `mask << shift` with `value << shift`.
     fn set(&mut self, value: u32, mask: u32, shift: u32, cx: &mut Cx) {
         let card = cx.backend.now_ns();
         let half = |value: u32| u64::from(value).checked_shl(shift).unwrap_or(0);

@@ -16,7 +16,8 @@ impl PciConfig {
         bytes.to_vec()
     }
 
-    /// Restores the contents for a new function. Only guest-writable bits may differ from the initial contents.
+    /// Restores the contents of a new function's configuration space. Only guest-writable bits may differ from the
+    /// initial contents.
     ///
     /// # Errors
     /// Returns an error if the saved state belongs to a different function. Nothing is changed in this case.

@@ -2,7 +2,7 @@
 //!
 //! Lists register names by block and policy. All registers that are not listed are denied. A `Store` register has no
 //! effect that a driver can observe, except for its value. A `Model` register has side effects within the vGPU. A
-//! `Translate` register contains a guest-physical address, or a number that all VMs on a card share.
+//! `Translate` register contains a guest-physical address, or controls a resource that all VMs on a card share.
 
 use super::{Line, Policy, Range, RangeKind};
 use nvspec::RegInfo;
@@ -156,7 +156,7 @@ policies! {
     }
     Ltc = ltc {
         Model: CBC_CLEAR CBC_PARAM;
-        // A vGPU has no compression tags, so the address of their memory is not used.
+        // A vGPU has no compression tags, so the address of the tags' memory is not used.
         Store: CBC_CLEAR_START CBC_CLEAR_END CBC_BASE CBC_SIZE CONTROL INTR_CONTROL ZBC_INDEX ZBC_COLOR ZBC_DEPTH
             ZBC_STENCIL;
     }

@@ -16,7 +16,7 @@ impl Storage {
         dwords.filter(|(_, value)| *value != 0).collect()
     }
 
-    /// Restores the registers. All other registers are 0.
+    /// Restores the saved registers, and sets all others to 0.
     pub(crate) fn restored(saved: &[(u32, u32)]) -> Result<Self, Invalid> {
         let mut storage = Self { pages: Vec::new() };
         storage.pages.resize_with(PAGES, || None);

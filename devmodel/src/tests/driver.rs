@@ -1,4 +1,4 @@
-//! Probe sequence of nouveau, with the values that it must read. Offsets are numbers, as in nouveau, so that the test
+//! Probe sequence of nouveau, with the values that it must read. Offsets are literals, as in nouveau, so that the test
 //! also verifies the register declarations.
 
 use super::mock::{Call, Rig, VRAM};

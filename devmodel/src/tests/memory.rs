@@ -94,8 +94,8 @@ fn write_without_memory_fails_without_denial_or_partial_write() {
     rig.mock.lacks_memory = true;
     let before = rig.rd(BAR0_WINDOW);
     let Rig { gpu, mock } = &mut rig;
-    // These accesses extend from the window into a register. The register must not be written if the write to the
-    // window fails.
+    // The second access extends from the window into a register, which must not be written if the write to the window
+    // fails.
     for (at, len) in [(PRAMIN, 4), (PRAMIN + 0xf_fffc, 8)] {
         assert_eq!(gpu.bar0_write(at, &vec![1; len], mock), Err(NoMemory));
     }

@@ -30,7 +30,7 @@ pub enum Call {
     BusMaster(bool),
 }
 
-/// Records calls. VRAM is implemented, and both apertures identity-map its first half.
+/// A mediator that records calls. Memory backs VRAM, and both apertures identity-map the first half of VRAM.
 pub struct Mock {
     pub vram: Vec<u8>,
     pub calls: Vec<Call>,

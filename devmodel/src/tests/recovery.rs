@@ -164,7 +164,7 @@ fn work_6_12(rig: &mut Rig, kill: &[u32]) {
     assert_eq!(rig.rd(0x00227c) & 0x0010_0000, 0);
 }
 
-/// Returns the calls of the mediator, except for interrupts.
+/// Removes the recorded calls to the mediator, and returns all except interrupts.
 fn asked(rig: &mut Rig) -> Vec<Call> {
     rig.mock.take().into_iter().filter(|call| !matches!(call, Call::Interrupt(_))).collect()
 }

@@ -240,8 +240,8 @@ impl VGpu {
         u32::from_le_bytes(word)
     }
 
-    /// Returns the register value for the bytes that a partial write does not cover, or 0 if writing them could have
-    /// side effects.
+    /// Returns the register's value, which supplies the bytes that a partial write does not cover. Returns 0 if writing
+    /// these bytes could have side effects.
     pub(super) fn bytes_beside(&mut self, offset: u32, backend: &mut dyn Backend) -> u32 {
         match policy::find(offset) {
             Target::Register(register, _, policy) => match (policy, register.info()) {

@@ -3,7 +3,7 @@
 use super::VGpu;
 
 impl VGpu {
-    /// Returns the state as pairs of name and value.
+    /// Returns the state as pairs of a name and a value.
     #[must_use]
     pub fn inspect(&self) -> Vec<(&'static str, String)> {
         let Self {

@@ -1,7 +1,7 @@
 //! Saved form of a vGPU. Objects to which registers refer (channels, page tables, memory) are saved separately.
 //!
 //! Blocks without invalid states are serialized directly. Adding a field to such a block requires a new version of the
-//! part.
+//! saved form.
 
 use super::VGpu;
 use crate::blocks::board::{CopyEngine, Pmu};
@@ -54,7 +54,7 @@ struct SavedIdentity {
 
 impl SavedIdentity {
     fn from_config(config: &VGpuConfig) -> Self {
-        // A guest's firmware reads the VBIOS only once, so another release may have a different VBIOS.
+        // A guest's firmware reads the VBIOS only once, so another release of the mediator may have a different VBIOS.
         let VGpuConfig { chip, pci, vram_bytes, channels, vbios: _, vendor_capability } = config;
         Self {
             boot0: chip.boot0,
@@ -166,7 +166,7 @@ impl VGpu {
         numbers.filter(move |number| bound.checked_shr(u32::from(*number)).unwrap_or(0) & 1 == 1).map(VirtualChannelId)
     }
 
-    /// Returns the mask of engines that the guest has blocked. Its channels are not scheduled on these engines.
+    /// Returns the mask of engines that the guest has blocked. The guest's channels are not scheduled on these engines.
     #[must_use]
     pub fn blocked_engines(&self) -> u32 {
         self.pfifo.blocked()

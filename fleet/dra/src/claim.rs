@@ -1,6 +1,6 @@
-//! The name of a claim.
+//! A claim's namespace, name and UID.
 
-/// Maximum length of a claim's UID, which is part of tenant names.
+/// Maximum length of a claim's UID in bytes. The UID is part of tenant names.
 const MAX_UID: usize = 48;
 
 /// A claim named in the kubelet's request.
@@ -21,7 +21,7 @@ impl std::fmt::Display for Named {
 }
 
 impl Named {
-    /// Checks the fields that are used in paths and names.
+    /// Checks the UID, which is used in paths and names.
     pub(crate) fn check(&self) -> Result<(), String> {
         let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
         let ends = self.uid.bytes().next().zip(self.uid.bytes().last());

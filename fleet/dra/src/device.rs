@@ -12,9 +12,9 @@ use crate::{DRIVER, MEMORY, TIME, WHOLE_CARD_PERMILLE};
 
 /// Kind of cards that serve CUDA tenants.
 const CUDA: &str = "cuda";
-/// Maximum length of a device name.
+/// Maximum length of a device name, in bytes.
 const MAX_NAME: usize = 63;
-/// Maximum length of an attribute value or a taint value.
+/// Maximum length of an attribute value or a taint value, in bytes.
 const MAX_VALUE: usize = 64;
 /// Number of equal parts of a card. A request without a capacity gets one part.
 const PARTS: u64 = 8;
@@ -72,7 +72,7 @@ pub struct Offer {
     pub chunk_mib: u64,
     /// Reason why the card cannot be used for new claims, if any.
     pub trouble: Option<Trouble>,
-    /// The daemon's explanation of this reason, if any.
+    /// Explanation of this reason, if any.
     pub why: Option<String>,
     attributes: BTreeMap<String, DeviceAttribute>,
 }
@@ -100,8 +100,8 @@ fn flag(value: bool) -> DeviceAttribute {
 }
 
 impl Offer {
-    /// Creates the offers for the cards in the daemon's replies. If two cards get the same name, the second card is
-    /// omitted.
+    /// Creates the offers for the cards in the daemon's replies, at most [`MAX_DEVICES`]. If two cards get the same
+    /// name, the second card is omitted.
     #[must_use]
     pub fn all(cards: &[Card], memories: &[CardMemory], schedulers: &[CardScheduler]) -> Vec<Self> {
         let mut offers: BTreeMap<String, Self> = BTreeMap::new();
@@ -262,7 +262,7 @@ pub(crate) mod tests {
             let (min, max, step) =
                 (value(&range.min), value(range.max.as_ref().unwrap()), value(range.step.as_ref().unwrap()));
             let default = value(policy.default.as_ref().unwrap());
-            // The API server enforces these relations.
+            // The API server rejects slices that violate these conditions.
             assert!(min <= default && default <= max && max <= value(&capacity.value));
             assert!((default - min).is_multiple_of(step) && (max - min).is_multiple_of(step));
         }

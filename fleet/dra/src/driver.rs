@@ -44,7 +44,7 @@ pub struct Settings {
     pub admin: PathBuf,
     /// Folder of gpu-mediator's CUDA library.
     pub library: PathBuf,
-    /// NVIDIA's library.
+    /// Path of NVIDIA's `libcuda.so.1` on the host.
     pub driver_library: Option<PathBuf>,
     /// CDI devices, such as NVIDIA's own, that a container gets in addition to a tenant's devices.
     pub beside: Vec<String>,
@@ -74,7 +74,7 @@ pub struct Driver {
     metrics: Arc<Metrics>,
 }
 
-/// Owner of the daemon's object with a share's name.
+/// Owner of the tenant or virtual machine with a share's name, if it exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum There {
     Nothing,
@@ -139,14 +139,14 @@ impl Driver {
         done.map(|(kept, _)| self.prepared(&claim.uid, &kept))
     }
 
-    /// Prepares a claim. Returns the claim, and a flag that is true if it was already prepared.
+    /// Prepares a claim. Returns the claim, and a flag that is true if it was not prepared before.
     async fn prepare_with(&self, store: &mut Store, claim: &Named) -> Result<(KeptClaim, bool), String> {
         claim.check()?;
         let there = store.get(&claim.uid).cloned();
         let (mut kept, known) = match there {
             Some(kept) if kept.prepared => (kept, true),
-            // The program exited while it was preparing this claim. Plan the claim again, which is possible because its
-            // allocation has not changed.
+            // The claim is new, or the program exited while it was preparing the claim. In the latter case, the claim
+            // can be planned again, because its allocation has not changed.
             _ => (self.plan(claim).await?, false),
         };
         if !known {
@@ -241,7 +241,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Returns the owner of the daemon's object with a share's name.
+    /// Returns the owner of the tenant or virtual machine with a share's name.
     async fn there(&self, uid: &str, body: &Body) -> Result<There, String> {
         let path = format!("{}/{}", body.collection(), segment(body.name()));
         match self.admin.get::<serde_json::Value>(&path).await {
@@ -314,7 +314,7 @@ impl Driver {
     }
 
     /// Creates the kubelet's response for a prepared claim. The first device of a tenant with several cards has the
-    /// tenant's CDI device. The other devices have none, because a container gets the CDI devices of all devices.
+    /// tenant's CDI device. The tenant's other devices have none, because a container needs the CDI device only once.
     fn prepared(&self, uid: &str, kept: &KeptClaim) -> Vec<Prepared> {
         let all = |(number, share): (usize, &KeptShare)| {
             let mut cdi = vec![cdi_spec::qualified(&device(uid, number))];
@@ -335,7 +335,7 @@ impl Driver {
     /// Removes all shares of a claim. Succeeds if the claim has no shares.
     ///
     /// # Errors
-    /// Returns an error if some shares could not be removed. The message lists these shares. The kubelet retries.
+    /// Returns an error if a share cannot be removed. The kubelet then retries.
     pub async fn unprepare(&self, claim: &Named) -> Result<(), String> {
         claim.check()?;
         let mut store = self.store.lock().await;
@@ -363,7 +363,7 @@ impl Driver {
     }
 
     async fn unmake(&self, uid: &str, kept: &KeptClaim) -> Result<(), String> {
-        // Remove the file first. Otherwise, a container could get a share that is being removed.
+        // Remove the CDI file first. Otherwise, a container could get a share that is being removed.
         CdiFile::new(&self.settings.cdi, uid).and_then(|file| file.remove()).map_err(said)?;
         for share in &kept.shares {
             // Keep an object with this name but a different owner.

@@ -1,4 +1,4 @@
-//! Sends Kubernetes events to the owners of claims.
+//! Sends Kubernetes events about claims.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};

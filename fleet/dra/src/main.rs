@@ -77,7 +77,7 @@ struct Serve {
     look_every_ms: u64,
 }
 
-/// Maximum length of a node's name, which is part of the slice's name.
+/// Maximum length of a node's name in bytes. The name is part of the slice's name.
 const MAX_NODE: usize = 200;
 /// Interval between two checks for shares that the daemon has lost.
 const MEND: Duration = Duration::from_secs(5);
@@ -170,7 +170,7 @@ impl Serve {
 async fn mend(driver: Arc<Driver>, mut offers: watch::Receiver<Vec<Offer>>) {
     loop {
         driver.mend().await;
-        // This wait ends early if a restarted daemon reports its cards.
+        // The wait ends early if the cards change, for example after a restart of the daemon.
         let _ = tokio::time::timeout(MEND, offers.changed()).await;
     }
 }

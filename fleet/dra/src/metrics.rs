@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::store::KeptClaim;
 
-/// The driver's counters and the share labels.
+/// The driver's counters and gauges, and the metrics lines of the shares.
 #[derive(Debug, Default)]
 pub struct Metrics {
     prepared: AtomicU64,

@@ -149,7 +149,7 @@ pub struct Applied {
 /// class.
 ///
 /// # Errors
-/// Returns an error if a set is invalid. The message names the set and the problem.
+/// Returns an error if a set is invalid, or if there are too many sets. The message names the set and the problem.
 pub fn applied(sets: &[DeviceAllocationConfiguration], request: &str) -> Result<Applied, String> {
     let ours = sets.iter().filter_map(|set| {
         let opaque = set.opaque.as_ref().filter(|opaque| opaque.driver == DRIVER)?;

@@ -1,6 +1,6 @@
 //! Quantities in Kubernetes' notation: `8Gi`, `1500M`, `250`, `1e3`, `500m`.
 
-/// Maximum length of a quantity's text.
+/// Maximum length of a quantity's text, in bytes.
 const MAX_TEXT: usize = 64;
 
 /// Parses a quantity that must be a whole number.

@@ -73,22 +73,22 @@ impl Body {
     }
 }
 
-/// Returns the name of the tenant or virtual machine of a claim's share.
+/// Returns the name of the tenant or virtual machine for share `number` of a claim.
 #[must_use]
 pub fn name(uid: &str, number: usize) -> String {
     format!("k8s-{uid}-{number}")
 }
 
-/// Returns the path of the socket of a share of one card. Each share has its own folder.
+/// Returns the socket path of a share with one card. Each share has its own folder.
 #[must_use]
 pub fn socket(folder: &Path, name: &str, tenants: bool) -> PathBuf {
     folder.join(name).join(if tenants { "cuda.sock" } else { "vgpu.sock" })
 }
 
-/// An allocated device, and the card's offer.
+/// An allocated device, and its card's offer.
 pub type Given<'a> = (&'a DeviceRequestAllocationResult, &'a Offer);
 
-/// Combines the devices of a claim that become one tenant: all devices of a request for CUDA cards. Every other device
+/// Groups a claim's devices by share. All devices of a request for CUDA cards become one tenant, and every other device
 /// is a separate share.
 ///
 /// # Errors
@@ -122,7 +122,7 @@ struct Allocated {
     time_permille: u32,
 }
 
-/// The part of a card that a share gets.
+/// The memory and time that a share gets from a card.
 #[derive(Clone, Debug, PartialEq)]
 struct Part {
     vram_mib: u64,
@@ -163,7 +163,7 @@ fn allocated(result: &DeviceRequestAllocationResult, offer: &Offer) -> Result<Al
     Ok(Allocated { memory_mib, time_permille })
 }
 
-/// Creates the daemon request for share `number` of a claim. The share has at least one device.
+/// Creates the daemon request for share `number` of a claim. `given` must contain at least one device.
 ///
 /// # Errors
 /// Returns an error if a field of the request is too large or invalid, or if the devices have different parts. The

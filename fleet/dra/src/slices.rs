@@ -124,7 +124,7 @@ impl Publisher {
         }
     }
 
-    /// Waits until another client changes the node's slices, as the kubelet does when it starts.
+    /// Waits until another client changes the node's slices, as a starting kubelet does, or until the watch ends.
     async fn changed(&self, version: &str) {
         let slices = self.slices();
         let params = WatchParams::default().fields(&self.selector()).timeout(WATCH_SECONDS);

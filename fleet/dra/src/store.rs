@@ -16,17 +16,17 @@ const VERSION: u32 = 1;
 /// Maximum size of the file in bytes.
 const MAX_FILE: u64 = 16 << 20;
 
-/// A share of a card for a claim.
+/// A claim's share of a card.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeptShare {
-    /// The tenant or virtual machine.
+    /// The daemon request for the tenant or virtual machine.
     pub body: Body,
     /// The request for which the device was prepared.
     pub request: String,
     /// The pool from which the device was allocated.
     pub pool: String,
-    /// The device.
+    /// Name of the device.
     pub device: String,
     /// Identifier of the allocation. Set if a device can have several allocations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -40,7 +40,7 @@ pub struct KeptShare {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeptDevice {
-    /// The device, from the same pool and for the same request.
+    /// Name of the device, from the same pool and for the same request.
     pub device: String,
     /// Identifier of the allocation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -126,13 +126,13 @@ impl Store {
         &self.claims
     }
 
-    /// Returns a claim.
+    /// Returns the claim with the given UID, if it is recorded.
     #[must_use]
     pub fn get(&self, uid: &str) -> Option<&KeptClaim> {
         self.claims.get(uid)
     }
 
-    /// Records a claim.
+    /// Adds or replaces a claim.
     ///
     /// # Errors
     /// Returns an error if the file cannot be written. The claims are then unchanged.

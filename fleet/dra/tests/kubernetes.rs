@@ -42,7 +42,7 @@ async fn two_pods_share_card_three_to_one_with_both_api_versions() {
         kubelet.good(&small).await;
         assert_eq!(node.shares().await, ["k8s-uid-big-0", "k8s-uid-small-0"]);
 
-        // The daemon enforces the allocation and records its owner.
+        // The daemon enforces the allocation and records the pod as a label.
         let shares: Value = node.admin().get("/v1/cards/card0/scheduler").await.unwrap();
         let entitled: Vec<_> =
             shares["vms"].as_array().unwrap().iter().map(|vm| vm["entitled_permille"].as_u64().unwrap()).collect();
@@ -104,8 +104,8 @@ async fn a_claim_of_several_shares_is_one_file_and_all_or_nothing() {
     kubelet.back(&named("many")).await;
     node.assert_clean().await;
 
-    // The last share does not fit, because a VM unknown to the scheduler uses the card. The first two shares are
-    // therefore removed as well.
+    // The last share does not fit, because a VM unknown to the Kubernetes scheduler uses the card. The first two shares
+    // are therefore removed as well.
     let beside = json!({ "name": "beside", "card": "card1", "vram_mib": 160 });
     node.admin().post::<Value>("/v1/vms", &beside).await.unwrap();
     let parts = [parts[0], parts[1], ("other", "card1", "128Mi", "500")];
@@ -359,7 +359,7 @@ async fn cards_without_daemon_are_tainted_and_reject_claims() {
     kubelet.good(&named("late")).await;
     kubelet.back(&named("late")).await;
 
-    // If a cluster does not store taints, the driver does not publish such a card.
+    // If a cluster does not store taints, the driver omits unusable cards from the slice.
     node.api.forget(&["taints"]);
     node.daemon = None;
     node.slice(0).await;
@@ -423,7 +423,7 @@ async fn claim_of_vm_moved_to_another_card_stays_valid() {
 }
 
 /// Tests an attack in which the daemon's user, who owns the parent folder, replaces the folder of all shares with a
-/// link.
+/// symbolic link.
 #[tokio::test]
 async fn a_link_in_the_place_of_the_folder_of_shares_is_not_followed() {
     let node = Node::running(CARD).await;

@@ -105,7 +105,7 @@ async fn cluster_role_allows_exactly_calls_made_by_driver() {
     node.api.put_claim(allocated("one", &[("gpu", "card0", "64Mi", "250")], Value::Null));
     kubelet.good(&named("one")).await;
     kubelet.back(&named("one")).await;
-    // This changes the slice.
+    // The driver changes the slice when the daemon is unreachable.
     node.daemon = None;
     until("a taint", async || node.slice(1).await.spec.devices.unwrap()[0].taints.clone()).await;
     let calls =
@@ -161,7 +161,7 @@ fn the_image_has_the_program_and_the_program_the_arguments() {
     // The program must accept all arguments except the last one.
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(text.contains("--look-every-ms") && !text.contains("unexpected argument"), "{text}");
-    // All paths in the arguments must be in folders mounted from the node.
+    // The folders that the driver uses must be mounted at the same paths as on the node.
     let mounts = container.volume_mounts.as_ref().unwrap();
     let volumes = spec.volumes.as_ref().unwrap();
     for path in ["/var/lib/kubelet/plugins", "/var/lib/kubelet/plugins_registry", "/var/run/cdi", "/run/gpu-mediator"] {

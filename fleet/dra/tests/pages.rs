@@ -15,7 +15,7 @@ fn page(name: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/guides").join(name)).unwrap()
 }
 
-/// Returns a page's code blocks in one language, without the indentation of an enclosing list.
+/// Returns a page's code blocks in one language, excluding the indentation of an enclosing list.
 fn blocks(page: &str, language: &str) -> Vec<String> {
     let mut blocks = Vec::new();
     let mut open: Option<(usize, String)> = None;

@@ -147,7 +147,7 @@ impl Cluster {
         self.node.driver = Some(Process(command.stderr(log).spawn().unwrap()));
     }
 
-    /// Runs a script. This cluster executes the program calls of the script.
+    /// Runs a script, executes its program calls in this cluster, and returns its output.
     async fn run(&mut self, script: String) -> Output {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let programs = self.node.path("programs");

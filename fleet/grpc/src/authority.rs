@@ -20,7 +20,7 @@ use loona_hpack::Decoder;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tonic::transport::server::Connected;
 
-/// Length of a client's connection preface.
+/// Length of a client's connection preface, in bytes.
 const PREFACE_LEN: usize = 24;
 /// Size of a frame's header in bytes.
 const HEAD: usize = 9;
@@ -28,7 +28,7 @@ const HEAD: usize = 9;
 const MAX_FRAME: usize = 16 << 10;
 /// Maximum size of a header block and of its decoded headers, in bytes.
 const MAX_BLOCK: usize = 64 << 10;
-/// Size of the client's table in bytes. The server does not change the initial limit.
+/// Maximum size of the client's header table in bytes. The server does not change the initial limit.
 const TABLE: usize = 4096;
 /// Overhead counted for each header in addition to its name and value (RFC 9113), in bytes.
 const OVERHEAD: usize = 32;
@@ -175,7 +175,7 @@ impl Rewriter {
         Ok(())
     }
 
-    /// Encodes a complete header block without table references.
+    /// Decodes a complete header block, replaces `:authority`, and encodes the block without table references.
     fn rewrite(&mut self, block: &Block, out: &mut Vec<u8>) -> Result<(), Malformed> {
         let (mut fields, mut size) = (Vec::new(), 0_usize);
         let decoded = self.decoder.decode_with_cb(&block.bytes, |name, value| {
@@ -209,7 +209,7 @@ fn carries_headers(kind: u8) -> bool {
     matches!(kind, HEADERS | CONTINUATION)
 }
 
-/// Removes at most `left` bytes from the front, and subtracts their number from `left`.
+/// Removes and returns at most `left` bytes from the front of `bytes`, and subtracts their number from `left`.
 fn cut<'a>(bytes: &mut &'a [u8], left: &mut usize) -> &'a [u8] {
     let (front, rest) = bytes.split_at((*left).min(bytes.len()));
     *left -= front.len();

@@ -22,7 +22,7 @@ use tonic::{Request, Response, Status};
 const HEADERS: u8 = 1;
 /// Kind of RST_STREAM frames.
 const RST_STREAM: u8 = 3;
-/// Time limit of a wait. Reached only if a test fails.
+/// Time limit for each wait. Reached only if a test fails.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Default)]

@@ -44,7 +44,7 @@ fn xml(error: impl std::fmt::Display) -> DomainError {
 /// Does not add a device that the document already contains.
 ///
 /// # Errors
-/// Returns an error if the document is not a domain.
+/// Returns an error if the document is not a valid domain.
 pub fn with_devices(document: &[u8], devices: &[String]) -> Result<Vec<u8>, DomainError> {
     if document.len() > MAX_DOCUMENT {
         return Err(DomainError::Long(document.len()));
@@ -219,7 +219,7 @@ fn root(start: &BytesStart<'_>) -> Result<BytesStart<'static>, DomainError> {
     Ok(root)
 }
 
-/// Returns a memory node element with private access removed.
+/// Returns a NUMA cell element with shared memory access.
 fn cell(start: &BytesStart<'_>) -> Result<BytesStart<'static>, DomainError> {
     let attributes: Vec<Attribute<'_>> = start.attributes().collect::<Result<_, _>>().map_err(xml)?;
     let kept = attributes.into_iter().filter(|attribute| attribute.key.as_ref() != "memAccess");

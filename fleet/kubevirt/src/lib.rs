@@ -1,9 +1,9 @@
 //! A KubeVirt hook that adds vGPUs to virtual machines.
 //!
-//! KubeVirt starts the hook as a sidecar of virt-launcher, connects to its socket, and calls it before it defines a
-//! domain (kubevirt/kubevirt, pkg/hooks). The container that runs QEMU gets the vGPU through a claim. In this
-//! container, the vGPU's socket is in a folder named after the request (`cdi-spec`). The hook therefore needs only the
-//! names of the requests.
+//! KubeVirt starts the hook as a sidecar of virt-launcher, connects to the hook's socket, and calls the hook before
+//! defining a domain (kubevirt/kubevirt, pkg/hooks). The container that runs QEMU gets the vGPU through a claim. In
+//! this container, the vGPU's socket is in a folder named after the request (`cdi-spec`). The hook therefore needs only
+//! the names of the requests.
 //!
 //! The hook does not create vGPUs, and does not check that a vGPU exists.
 
@@ -26,7 +26,7 @@ const MAX_VGPUS: usize = 16;
 /// Name of a vGPU's socket in its folder.
 const SOCKET: &str = "vgpu.sock";
 
-/// The hook.
+/// The hook, which serves virt-launcher's calls.
 #[derive(Clone, Debug)]
 pub struct Hook {
     /// Name of the hook, which is also the name of the sidecar's file.

@@ -61,8 +61,8 @@ pub fn cards_of<'a>(
     numbers.into_iter().map(card).collect()
 }
 
-/// Returns the number of shards that count on each of a job's cards. For a single card, this is the number of all its
-/// shards. A tenant has the same part of each of its cards, so for several cards, the smallest number counts.
+/// Returns the number of a job's shards on each of its cards. For a single card, this is the number of all of the job's
+/// shards. A tenant gets the same part of each of its cards, so for several cards, this is the smallest number.
 #[must_use]
 pub fn shards_per_card(granted: &Granted) -> u32 {
     match granted.gpus.as_slice() {
@@ -189,7 +189,7 @@ mod tests {
         );
         assert_eq!(quarter["memory"], json!({ "quota_mib": 256, "guarantee_mib": 256, "weight": 25 }));
         assert_eq!(quarter["time"], json!({ "weight": 25, "guarantee_permille": 250 }));
-        // The part of a size above the guarantee is not guaranteed. A size below the guarantee becomes the limit.
+        // Memory above the shards' part is not guaranteed. A size below that part is both the limit and the guarantee.
         let more =
             Given { memory_mib: Some(500), weight: Some(300), class: Some("interactive".into()), ..Given::new() };
         let more = made(&more, 25, &cards[0]).unwrap();

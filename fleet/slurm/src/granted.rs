@@ -69,7 +69,7 @@ pub fn ask(scontrol: &Path, job: &Number, node: &str, patience: Duration) -> Res
 /// Returns the controller's response about a job.
 fn answer(scontrol: &Path, job: &Number, patience: Duration) -> Result<String, String> {
     let mut command = Command::new(scontrol);
-    // For a job in an array, request only this job.
+    // For a job in an array, query only this job.
     let name = job.of_array.map_or_else(|| job.id.to_string(), |(array, task)| format!("{array}_{task}"));
     command.args(["--details", "show", "job", &name]);
     let mut child = command

@@ -53,7 +53,7 @@ pub const OPTIONS: [JobOption; 7] = [
     },
 ];
 
-/// Maximum length of the name of a share group.
+/// Maximum length of the name of a share group, in bytes.
 const MAX_GROUP: usize = 40;
 /// Maximum weight.
 const WEIGHT_MAX: u32 = 10_000;
@@ -65,7 +65,7 @@ const MIB_MAX: u64 = 16 << 20;
 pub struct Given {
     /// Requested card memory in MiB.
     pub memory_mib: Option<u64>,
-    /// Weight.
+    /// Weight of the job's memory and time.
     pub weight: Option<u32>,
     /// Latency class. Among tenants that are due, the best class runs first.
     pub class: Option<String>,
@@ -75,7 +75,7 @@ pub struct Given {
     pub vgpu: bool,
     /// Name of a group of jobs whose programs can use the card concurrently.
     pub share_group: Option<String>,
-    /// Mode of the group.
+    /// Mode in which the group uses the card.
     pub sharing: Option<String>,
 }
 
@@ -84,7 +84,7 @@ pub struct Given {
 pub enum Cap {
     /// The fraction of the card's time that corresponds to the job's shards.
     Shards,
-    /// A number of thousandths.
+    /// A limit in thousandths of the card's time.
     Permille(u32),
 }
 
@@ -181,13 +181,13 @@ pub struct Arguments {
     /// The daemon's cards in Slurm's order. If this list is empty, all cards of the required kind are used, sorted by
     /// name.
     pub cards: Vec<String>,
-    /// Granularity of sizes in MiB, a multiple of the cards' chunk size.
+    /// Granularity of memory sizes in MiB. It is a multiple of the cards' chunk size.
     pub chunk_mib: u64,
     /// File to which the usage of jobs is appended, as one line of JSON per job.
     pub ledger: PathBuf,
     /// Folder of the library that replaces `libcuda.so.1` for programs.
     pub library: PathBuf,
-    /// NVIDIA's library, for programs that would otherwise not find it.
+    /// Path of NVIDIA's `libcuda.so.1`, for programs that would otherwise not find it.
     pub driver: Option<PathBuf>,
     /// Path of `scontrol`, which queries and annotates jobs.
     pub scontrol: PathBuf,
@@ -251,7 +251,7 @@ impl Arguments {
         Ok(read)
     }
 
-    /// Returns the arguments for a node.
+    /// Returns the arguments with the node's name set, and with `%n` in paths replaced.
     #[must_use]
     pub fn on(mut self, node: Option<&str>) -> Self {
         let node = node.unwrap_or_default();

@@ -27,10 +27,10 @@ const TYPE: &[u8] = b"spank\0";
 /// Marker after the version. The installer searches for it.
 pub const MARK: [u32; 3] = [0x6d70_6773, 0x5f61_6964, 0x7265_7376];
 
-/// Name that Slurm reads.
+/// Plugin name, which Slurm reads.
 #[unsafe(no_mangle)]
 pub static plugin_name: [u8; NAME.len()] = *b"gpu_mediator\0";
-/// Type that Slurm reads.
+/// Plugin type, which Slurm reads.
 #[unsafe(no_mangle)]
 pub static plugin_type: [u8; TYPE.len()] = *b"spank\0";
 /// Slurm version for which the plugin was built. Slurm compares the first element with its own version. The version is
@@ -41,7 +41,7 @@ pub static plugin_version: [u32; 4] = [0, MARK[0], MARK[1], MARK[2]];
 #[unsafe(no_mangle)]
 pub static spank_plugin_version: u32 = 1;
 
-/// Slurm's handle for a call of the plugin.
+/// Slurm's handle for a call to the plugin.
 type Handle = *mut c_void;
 
 /// `ESPANK_SUCCESS` and `SLURM_SUCCESS`.
@@ -109,7 +109,8 @@ fn variable(handle: Handle, name: &CStr) -> Result<Option<Vec<u8>>, String> {
     })
 }
 
-/// Reads a value of any length with `get`, which fills a buffer or reports that the buffer is too small.
+/// Reads a value of at most `MAX_VARIABLE` bytes with `get`, which fills a buffer or reports that the buffer is too
+/// small.
 fn whole(name: &str, get: impl Fn(&mut [u8]) -> c_int) -> Result<Option<Vec<u8>>, String> {
     for size in [4 << 10, MAX_VARIABLE] {
         let mut value = vec![0u8; size];
@@ -126,7 +127,7 @@ fn too_long(name: &str) -> String {
     format!("the variable {name} has more than the {MAX_VARIABLE} bytes that a program can have; shorten it")
 }
 
-/// Prepends a folder to a variable with a list of folders in the dynamic loader's format.
+/// Prepends `first` to the colon-separated list of folders in a variable, if any. Returns the variable's new value.
 fn in_front(name: &str, first: &str, rest: Option<Vec<u8>>) -> Result<Vec<u8>, String> {
     let mut value = first.as_bytes().to_owned();
     if let Some(rest) = rest.filter(|rest| !rest.is_empty()) {
@@ -242,7 +243,8 @@ pub extern "C" fn slurm_spank_init(handle: Handle, count: c_int, words: *const *
     })
 }
 
-/// As root, creates the job's part before the job's first process runs. Sets the environment variables of each process.
+/// As root, creates the job's tenant or vGPU before the job's first process runs. Sets the environment variables of
+/// each process.
 #[unsafe(no_mangle)]
 pub extern "C" fn slurm_spank_task_init_privileged(handle: Handle, count: c_int, words: *const *const c_char) -> c_int {
     guarded(|| {
@@ -266,8 +268,8 @@ pub extern "C" fn slurm_spank_task_init_privileged(handle: Handle, count: c_int,
         if variables.is_empty() {
             return Ok(());
         }
-        // The variable contains Slurm's number of the card. The library does not need this variable, because only the
-        // tenant's card is visible.
+        // The variable contains Slurm's card number. The library does not need this variable, because only the tenant's
+        // card is visible.
         unset_variable(handle, c"CUDA_VISIBLE_DEVICES");
         for (name, value) in variables {
             let there = if name == "LD_LIBRARY_PATH" { variable(handle, c"LD_LIBRARY_PATH")? } else { None };
@@ -279,7 +281,7 @@ pub extern "C" fn slurm_spank_task_init_privileged(handle: Handle, count: c_int,
     })
 }
 
-/// Records the job's usage so far, while the controller accepts notes.
+/// Records the job's usage so far, while the controller still accepts notes.
 #[unsafe(no_mangle)]
 pub extern "C" fn slurm_spank_exit(handle: Handle, count: c_int, words: *const *const c_char) -> c_int {
     guarded(|| {
@@ -296,7 +298,8 @@ pub extern "C" fn slurm_spank_exit(handle: Handle, count: c_int, words: *const *
     })
 }
 
-/// Removes the job's part after the job has ended. On failure, returns an error, so that Slurm drains the node.
+/// Removes the job's tenant or vGPU after the job has ended. On failure, returns an error, so that Slurm drains the
+/// node.
 #[unsafe(no_mangle)]
 pub extern "C" fn slurm_spank_job_epilog(_handle: Handle, count: c_int, words: *const *const c_char) -> c_int {
     guarded(|| {

@@ -50,11 +50,11 @@ pub struct Job {
 /// A job's usage of a card.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Usage {
-    /// Number of the job.
+    /// ID of the job.
     pub job: u32,
-    /// The node.
+    /// Name of the node.
     pub node: String,
-    /// The card, or the cards separated by commas.
+    /// Name of the card, or names of the cards, separated by commas.
     pub card: String,
     /// `tenant` or `vgpu`.
     pub kind: &'static str,
@@ -66,7 +66,7 @@ pub struct Usage {
     pub used_ns: u64,
     /// Part of this time during which the tenant had work in flight, in ns. Always 0 for vGPUs.
     pub busy_ns: u64,
-    /// Number of submissions.
+    /// Number of the job's submissions.
     pub launches: u64,
     /// Number of the job's programs that were killed because they exceeded their limits or did not respond.
     pub killed: u64,
@@ -76,7 +76,7 @@ fn name(job: u32) -> String {
     format!("{PREFIX}{job}")
 }
 
-/// Returns the job that a name belongs to.
+/// Returns the ID of the job to which the name of a tenant or vGPU belongs.
 fn job_of(name: &str) -> Option<u32> {
     name.strip_prefix(PREFIX)?.parse().ok()
 }
@@ -129,11 +129,11 @@ fn cards(arguments: &Arguments) -> Result<Vec<Card>, String> {
     Ok(list.cards.into_iter().map(card).collect())
 }
 
-/// Creates a job's part if it does not exist. Returns the environment variables for the job's processes, or an empty
-/// list if the job has neither shards nor options.
+/// Creates a job's tenant or vGPU if it does not exist. Returns the environment variables for the job's processes, or
+/// an empty list if the job has neither shards nor options.
 ///
 /// # Errors
-/// Returns an error if the job's part cannot be created. The message is shown to the job's user.
+/// Returns an error if the tenant or vGPU cannot be created. The message is shown to the job's user.
 pub fn begin(arguments: &Arguments, given: &Given, job: &Job) -> Result<Vec<(String, String)>, String> {
     let name = name(job.id);
     let folder = if given.vgpu { "vms" } else { "tenants" };
@@ -155,7 +155,7 @@ pub fn begin(arguments: &Arguments, given: &Given, job: &Job) -> Result<Vec<(Str
             let post = |client: &Client| client.post::<serde_json::Value>(&format!("/v1/{folder}"), &table);
             match patiently(arguments, post)? {
                 Ok(made) => made,
-                // Another process of the job has already created the part.
+                // Another process of the job has already created the tenant or vGPU.
                 Err(error) if code(&error) == Some(ErrorCode::Conflict) => {
                     patiently(arguments, |client| client.get(&path))?.map_err(|_| told(&error))?
                 }
@@ -210,8 +210,7 @@ fn pipes(arguments: &Arguments, given: &Given, path: &str) -> Result<Option<Path
     }
 }
 
-/// Returns a job's usage so far, and a flag that is true if the job has a vGPU. Returns `None` if the job has no part
-/// of a card.
+/// Returns a job's usage so far, or `None` if the job has no tenant or vGPU.
 fn usage(arguments: &Arguments, job: u32) -> Result<Option<Usage>, String> {
     let name = name(job);
     let node = arguments.node.clone();
@@ -273,7 +272,7 @@ pub fn note(arguments: &Arguments, job: u32) -> Result<(), String> {
     Ok(())
 }
 
-/// Runs a program until it exits, within the time limit for notes.
+/// Runs a program within the time limit for notes. Returns true if it succeeds.
 fn run(command: &mut Command) -> std::io::Result<bool> {
     let mut child = command.stdin(Stdio::null()).spawn()?;
     let begin = Instant::now();
@@ -328,11 +327,12 @@ fn opened(ledger: &Path) -> std::io::Result<fs::File> {
     Ok(file)
 }
 
-/// Removes leftover parts of finished jobs, for example after a failure of a node, a daemon or an epilog. Returns the
-/// numbers of these jobs.
+/// Removes leftover tenants and vGPUs of finished jobs, for example after a failure of a node, a daemon or an epilog.
+/// Returns the IDs of these jobs.
 ///
 /// # Errors
-/// Returns an error if the daemon does not respond or a part cannot be removed.
+/// Returns an error if the daemon does not respond, the running jobs cannot be listed, a tenant or vGPU cannot be
+/// removed, or its usage cannot be recorded.
 pub fn reconcile(
     arguments: &Arguments,
     running: impl FnOnce() -> Result<Vec<u32>, String>,
@@ -341,14 +341,15 @@ pub fn reconcile(
     if there.is_empty() {
         return Ok(there);
     }
-    // Query the running jobs after the parts. A job that has a part but is not running is then known to have finished.
+    // Query the running jobs after the tenants and vGPUs. A job that has a tenant or vGPU but is not running has then
+    // finished.
     let running = running()?;
     let over: Vec<u32> = there.into_iter().filter(|job| !running.contains(job)).collect();
     over.iter().try_for_each(|job| end(arguments, *job))?;
     Ok(over)
 }
 
-/// Returns the jobs that have a part of a card.
+/// Returns the IDs of the jobs that have a tenant or vGPU.
 ///
 /// # Errors
 /// Returns an error if the daemon does not respond.

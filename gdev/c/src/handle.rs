@@ -109,12 +109,12 @@ pub(crate) fn with<T>(handle: Ghandle, work: impl FnOnce(&mut State) -> Outcome<
     work(&mut state)
 }
 
-/// Returns 0 on success, or a negative errno value.
+/// Records the error, if any. Returns 0 on success, or a negative errno value.
 pub(crate) fn status(outcome: Outcome<()>) -> c_int {
     outcome.map_or_else(|failure| -record(failure), |()| 0)
 }
 
-/// Returns the value, or 0 on error.
+/// Records the error, if any. Returns the value, or 0 on error.
 pub(crate) fn value(outcome: Outcome<u64>) -> u64 {
     outcome.unwrap_or_else(|failure| {
         record(failure);
@@ -137,7 +137,7 @@ impl State {
         inside.ok_or_else(|| invalid(format!("{address:#x} is not an address from gmalloc_dma of this handle")))
     }
 
-    /// Allocates memory.
+    /// Allocates memory, and records it by its GPU virtual address.
     pub(crate) fn allocate(&mut self, place: Place, bytes: u64) -> Outcome<Memory> {
         if bytes == 0 {
             return Err(invalid("an allocation of 0 bytes"));

@@ -22,7 +22,7 @@ pub struct Card {
     tables: HashMap<Direction, Memory>,
     data: Memory,
     tweaks: Memory,
-    /// Encrypts sector numbers.
+    /// Key that encrypts sector numbers.
     tweak_key: Aes256,
 }
 

@@ -23,15 +23,15 @@ use crate::tables::Direction;
 const REOPEN_INTERVAL: Duration = Duration::from_secs(30);
 /// Request sizes in bytes at which the card and the CPU are compared.
 const TRIAL_BYTES: [usize; 5] = [16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
-/// Number of trials per size, of which the fastest is used.
+/// Number of trials per size. The fastest one is used.
 const TRIALS: usize = 3;
 
-/// Minimum size of the requests that the card handles.
+/// Minimum size of the requests that are sent to the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CardMin {
     /// A fixed size in bytes.
     Bytes(usize),
-    /// The smallest size at which the card was faster than the CPU when it was opened.
+    /// The smallest size at which the card was faster than the CPU, as measured when the card was opened.
     Measured,
 }
 
@@ -49,7 +49,7 @@ pub struct Counts {
 /// An open card.
 struct Opened {
     card: Card,
-    /// Minimum size of the requests that the card handles, in bytes.
+    /// Minimum size of the requests that are sent to the card, in bytes.
     min_bytes: usize,
 }
 
@@ -66,7 +66,7 @@ pub struct Cipher {
     cpu: Xts128<Aes256>,
     target: Option<Target>,
     card_min: CardMin,
-    /// The card, which handles one request at a time. `None` while no card is open.
+    /// The card, which transforms the data of one request at a time. `None` while no card is open.
     card: Mutex<Option<Opened>>,
     counters: Counters,
 }
@@ -94,7 +94,7 @@ impl Cipher {
         Counts { card_bytes, cpu_bytes, card_failures }
     }
 
-    /// Transforms data in place. The first sector has number `sector`.
+    /// Transforms data in place. `sector` is the number of the first sector.
     ///
     /// # Panics
     /// Panics if the data does not consist of whole sectors.
@@ -117,8 +117,8 @@ impl Cipher {
         }
     }
 
-    /// Transforms data on the card if it is large enough. Returns false and leaves the data unchanged if the CPU must
-    /// transform it.
+    /// Transforms data on the card if the data is large enough. Returns false and leaves the data unchanged if the CPU
+    /// must transform it.
     fn try_card(self: &Arc<Self>, direction: Direction, sector: u64, data: &mut [u8]) -> bool {
         let Some(mut opened) = self.card.try_lock() else { return false };
         let Some(Opened { card, .. }) = opened.as_mut().filter(|opened| data.len() >= opened.min_bytes) else {

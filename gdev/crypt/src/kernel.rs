@@ -17,7 +17,8 @@ pub const BLOCK_BYTES: usize = 16;
 pub const PARAMS_BYTES: u32 = 28;
 /// Log2 of the number of AES blocks per sector.
 const BLOCKS_LOG2: u32 = (SECTOR_BYTES / BLOCK_BYTES).ilog2();
-// The threads of a block copy the tables in whole rounds, so they do not diverge. A block's power of x is below 32.
+// The threads of a block copy the tables in whole rounds, so they do not diverge. The exponent of an AES block's power
+// of x is below 32.
 const _: () = assert!(TABLE_BYTES.is_multiple_of(4 * THREADS as usize) && BLOCKS_LOG2 <= 5);
 
 /// Language of the generated kernels.
@@ -261,7 +262,7 @@ impl Text {
             self.load(TWEAK + word, 4 * word);
         }
         self.and(LEFT, BLOCK, (1 << BLOCKS_LOG2) - 1);
-        // Shifts right by 32 - LEFT in two steps, because LEFT may be 0.
+        // Shift right by 32 - LEFT in two steps, because LEFT may be 0.
         match self.language {
             Language::Sm20 => self.line(format!("    MOV32I R{RIGHT}, 31\n    IADD R{RIGHT}, R{RIGHT}, -R{LEFT}")),
             Language::Ptx => self.line(format!("    sub.u32 %r{RIGHT}, 31, %r{LEFT};")),
@@ -269,7 +270,7 @@ impl Text {
         let (left, right) = (self.name(LEFT), self.name(RIGHT));
         for word in (0..4).rev() {
             let tweak = TWEAK + word;
-            // The bits shifted out of this word go to the next word, or are reduced.
+            // The bits shifted out of this word are carried into the next word, or reduced by the polynomial.
             self.shift_right(SECOND, tweak, 1);
             self.two("SHR.U32", "shr.u32", SECOND, SECOND, &right);
             if word == 3 {

@@ -4,9 +4,9 @@
 //! large requests if it is faster than the CPU. The CPU takes over if the card fails. A write is acknowledged once the
 //! encrypted sectors are in the file, so a card failure loses no data.
 //!
-//! Parts: [`nbd`] (the protocol), [`volume`] (sectors in a file), [`cipher`] (the choice between card and CPU, and the
-//! CPU), [`card`] (AES-XTS on the card), [`kernel`] (source of the kernels for sm_20 and PTX), [`tables`] (AES tables
-//! and round keys), [`key`] (the key file).
+//! Parts: [`nbd`] (the protocol), [`volume`] (sectors in a file), [`cipher`] (the choice between card and CPU, and
+//! AES-XTS on the CPU), [`card`] (AES-XTS on the card), [`kernel`] (source of the kernels for sm_20 and PTX),
+//! [`tables`] (AES tables and round keys), [`key`] (the key file).
 //!
 //! Not supported: TLS, multiple exports, sector integrity, key rotation.
 

@@ -36,7 +36,7 @@ const MAX_SKIPPED_BYTES: u32 = 64 << 10;
 const MAX_OPTIONS: u32 = 64;
 /// Timeout of each read during the negotiation.
 const NEGOTIATION_TIMEOUT: Duration = Duration::from_secs(10);
-/// Timeout of sending a reply to a client.
+/// Timeout for sending a reply to a client.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Options and option reply types.
@@ -187,7 +187,7 @@ impl Client<'_> {
         Err(violation("too many options"))
     }
 
-    /// Replies to `INFO` and `GO`. Returns false on error.
+    /// Replies to `INFO` and `GO`. Returns false if the reply is an error.
     fn inform(&mut self, option: u32, data: &[u8]) -> io::Result<bool> {
         let Some((name, requests)) = split_request(data) else {
             self.option_reply(option, option::INVALID, b"the option has another length")?;
@@ -254,7 +254,7 @@ impl Client<'_> {
         Ok(code(flushed))
     }
 
-    /// Returns an error if a range is not within the volume or does not consist of whole sectors.
+    /// Returns an error number if a range is not within the volume or does not consist of whole sectors.
     fn check(&self, offset: u64, length: u32) -> Option<u32> {
         let sector = SECTOR_BYTES as u64;
         let is_inside = offset.checked_add(length.into()).is_some_and(|end| end <= self.volume.bytes());

@@ -14,7 +14,8 @@ const NK: usize = 8;
 pub const LAST_ROUND_OFFSET: usize = 0x1000;
 /// Offset of the round keys in bytes.
 pub const KEYS_OFFSET: usize = 0x1400;
-/// Total size in bytes, a multiple of the number of bytes that a thread block copies per round.
+/// Total size of the tables and round keys in bytes, a multiple of the number of bytes that a thread block copies per
+/// round.
 pub const TABLE_BYTES: usize = 0x1800;
 
 /// Direction of a transformation.
@@ -30,7 +31,7 @@ impl Direction {
     /// Both directions.
     pub const ALL: [Self; 2] = [Self::Encrypt, Self::Decrypt];
 
-    /// Returns the kernel's name.
+    /// Returns the name of the kernel for this direction.
     pub fn name(self) -> &'static str {
         match self {
             Self::Encrypt => "encrypt",
@@ -58,7 +59,7 @@ fn multiply(left: u8, right: u8) -> u8 {
 /// Returns the S-box and its inverse.
 fn substitutions() -> ([u8; 256], [u8; 256]) {
     let (mut forward, mut inverse) = ([0; 256], [0; 256]);
-    // 3 generates the field's multiplicative group, and 0xf6 is its inverse, so the product of each pair is 1.
+    // 3 generates the field's multiplicative group, and 0xf6 is the inverse of 3, so the product of each pair is 1.
     let (mut value, mut reciprocal) = (1u8, 1u8);
     let substitute = |of: u8| of ^ of.rotate_left(1) ^ of.rotate_left(2) ^ of.rotate_left(3) ^ of.rotate_left(4) ^ 0x63;
     for _ in 0..255 {

@@ -161,7 +161,7 @@ fn options_that_do_not_fit_are_answered_with_an_error() {
     assert_eq!(client.option_reply().0, 1);
     assert_eq!(client.option(2, &[]).0, 1);
     served.join().expect("no panic").expect("a clean end");
-    // The older option gets no reply.
+    // `EXPORT_NAME`, the older option, gets the export's size instead of an option reply.
     let (stream, served) = start(&volume);
     let mut client = Client::begin(stream);
     client.send(&[b"IHAVEOPT", &1u32.to_be_bytes(), &[0; 4]]);

@@ -110,7 +110,7 @@ pub unsafe extern "C" fn cuDeviceTotalMem(bytes: *mut usize, device: c_int) -> S
     unsafe { cuDeviceTotalMem_v2(bytes, device) }
 }
 
-/// Stores a device attribute. Rejects attributes with an unknown value.
+/// Stores a device attribute. Rejects attributes whose value is unknown.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) -> Status {
     status(target(device).and_then(|_| {

@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char, c_int};
 
 use gdev::Error;
 
-/// `CUresult`.
+/// Result code of a driver API function (`CUresult`).
 pub type Status = c_int;
 
 /// Result codes that this library returns, with their values in `cuda.h`.

@@ -151,7 +151,7 @@ pub unsafe extern "C" fn cuMemGetAddressRange_v2(start: *mut u64, size: *mut usi
 }
 first_name!(cuMemGetAddressRange, cuMemGetAddressRange_v2, (start: *mut u64, size: *mut usize, address: u64));
 
-/// Copies to the card.
+/// Copies `size` bytes from this process to the card, and waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, size: usize) -> Status {
     status(with(|state| {
@@ -166,7 +166,7 @@ pub unsafe extern "C" fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, size: usi
 }
 first_name!(cuMemcpyHtoD, cuMemcpyHtoD_v2, (to: u64, from: *const c_void, size: usize));
 
-/// Copies from the card.
+/// Copies `size` bytes from the card to this process, and waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, size: usize) -> Status {
     status(with(|state| {
@@ -180,7 +180,7 @@ pub unsafe extern "C" fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, size: usize
 }
 first_name!(cuMemcpyDtoH, cuMemcpyDtoH_v2, (to: *mut c_void, from: u64, size: usize));
 
-/// Copies within card memory, and waits.
+/// Copies `size` bytes within card memory, and waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyDtoD_v2(to: u64, from: u64, size: usize) -> Status {
     status(with(|state| {
@@ -200,7 +200,8 @@ fn on_card(state: &mut State, to: u64, from: u64, size: usize) -> Outcome<()> {
     Ok(())
 }
 
-/// Copies to the card. If the source is pinned, does not wait. Otherwise, calls [`cuMemcpyHtoD_v2`].
+/// Copies `size` bytes from this process to the card. If the source is pinned, does not wait. Otherwise, returns once
+/// the source may be reused.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, size: usize, stream: Handle) -> Status {
     status(with(|state| {
@@ -219,7 +220,8 @@ pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, size
 }
 first_name!(cuMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2, (to: u64, from: *const c_void, size: usize, stream: Handle));
 
-/// Copies from the card. If the target is pinned, does not wait. Otherwise, calls [`cuMemcpyDtoH_v2`].
+/// Copies `size` bytes from the card to this process. If the target is pinned, does not wait. Otherwise, waits like
+/// [`cuMemcpyDtoH_v2`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, size: usize, stream: Handle) -> Status {
     status(with(|state| {
@@ -238,7 +240,7 @@ pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, size: 
 }
 first_name!(cuMemcpyDtoHAsync, cuMemcpyDtoHAsync_v2, (to: *mut c_void, from: u64, size: usize, stream: Handle));
 
-/// Copies within card memory without waiting.
+/// Copies `size` bytes within card memory without waiting.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, size: usize, stream: Handle) -> Status {
     status(with(|state| {
@@ -248,14 +250,14 @@ pub unsafe extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, size: usize, s
 }
 first_name!(cuMemcpyDtoDAsync, cuMemcpyDtoDAsync_v2, (to: u64, from: u64, size: usize, stream: Handle));
 
-/// Fills memory with a byte value.
+/// Fills `count` bytes of card memory with a value.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemsetD8_v2(to: u64, value: u8, count: usize) -> Status {
     status(with(|state| fill(state, to, &[value], count)))
 }
 first_name!(cuMemsetD8, cuMemsetD8_v2, (to: u64, value: u8, count: usize));
 
-/// Fills memory with a 32-bit value.
+/// Fills `count` 32-bit words of card memory with a value.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemsetD32_v2(to: u64, value: c_uint, count: usize) -> Status {
     status(with(|state| fill(state, to, &value.to_le_bytes(), count)))

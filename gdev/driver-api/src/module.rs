@@ -92,7 +92,7 @@ pub extern "C" fn cuModuleUnload(module: Handle) -> Status {
     }))
 }
 
-/// Stores the handle of a module's kernel.
+/// Stores the handle of a kernel in a module.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuModuleGetFunction(function: *mut Handle, module: Handle, name: *const c_char) -> Status {
     status(with(|state| {
@@ -187,19 +187,19 @@ pub extern "C" fn cuParamSetSize(handle: Handle, bytes: c_uint) -> Status {
     status(with(|state| if bytes <= function(state, handle)?.kernel.params { Ok(()) } else { Err(Code::InvalidValue) }))
 }
 
-/// Sets a parameter to a 32-bit value.
+/// Sets the parameter at byte offset `offset` to a 32-bit value.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuParamSeti(handle: Handle, offset: c_int, value: c_uint) -> Status {
     set_parameter(handle, offset, &value.to_le_bytes())
 }
 
-/// Sets a parameter to a float.
+/// Sets the parameter at byte offset `offset` to a float.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuParamSetf(handle: Handle, offset: c_int, value: f32) -> Status {
     set_parameter(handle, offset, &value.to_le_bytes())
 }
 
-/// Sets a parameter to bytes.
+/// Copies `bytes` bytes to the parameter at byte offset `offset`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuParamSetv(handle: Handle, offset: c_int, from: *const c_void, bytes: c_uint) -> Status {
     if from.is_null() {

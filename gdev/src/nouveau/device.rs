@@ -76,12 +76,12 @@ impl Device {
         Ok(import.0.handle)
     }
 
-    /// Increments the number of buffers of a handle.
+    /// Increments the number of buffers that use a handle.
     fn hold(&self, handle: u32) {
         *self.handles.lock().unwrap_or_else(PoisonError::into_inner).entry(handle).or_default() += 1;
     }
 
-    /// Decrements the number of buffers of a handle. Closes the handle with its last buffer.
+    /// Decrements the number of buffers that use a handle. Closes the handle when its last buffer is released.
     fn release(&self, handle: u32) {
         let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(count) = handles.get_mut(&handle) else { return };
@@ -313,13 +313,13 @@ pub struct Use<'a> {
 }
 
 impl<'a> Use<'a> {
-    /// Creates a read of the buffer, in any domain.
+    /// Describes a read of the buffer, in any domain that the buffer allows.
     #[must_use]
     pub fn read(buffer: &'a Buffer) -> Self {
         Self { buffer, reads: true, writes: false, place: buffer.domain }
     }
 
-    /// Creates a write of the buffer, in any domain.
+    /// Describes a write of the buffer, in any domain that the buffer allows.
     #[must_use]
     pub fn write(buffer: &'a Buffer) -> Self {
         Self { buffer, reads: false, writes: true, place: buffer.domain }
@@ -357,7 +357,8 @@ impl Channel {
         Self::with_ring(device, RING)
     }
 
-    /// Allocates a channel with at least one push buffer. A submission waits until its push buffer is no longer in use.
+    /// Allocates a channel with `pushbuffers` push buffers, but at least one. A submission waits until its push buffer
+    /// is no longer in use.
     ///
     /// # Errors
     /// Returns an error if no channel is available.

@@ -11,11 +11,11 @@ use crate::{Error, Result};
 
 const NODE: &str = "/dev/gpu-mediator";
 
-/// Create the segment if the key is unused.
+/// Flag that creates the segment if the key is unused.
 pub const CREATE: u32 = 1 << 0;
-/// Find or create a segment of the virtual machine's sharing group.
+/// Flag that selects the keys of the virtual machine's sharing group.
 pub const ABROAD: u32 = 1 << 2;
-/// Attach the segment read-only.
+/// Flag that attaches the segment read-only.
 pub const READ_ONLY: u32 = 1 << 3;
 /// Permission for other virtual machines to read.
 pub const ABROAD_READ: u32 = 1;
@@ -99,9 +99,9 @@ pub struct Mediator {
 pub struct Wanted {
     /// Key of the segment, or 0 if it has no key.
     pub key: u64,
-    /// Size in bytes.
+    /// Size of the segment in bytes.
     pub bytes: u64,
-    /// [`CREATE`] and [`ABROAD`].
+    /// Combination of [`CREATE`] and [`ABROAD`].
     pub flags: u32,
     /// File-style permissions in this machine: 0600 for the owner, 0006 for others.
     pub mode: u32,

@@ -98,7 +98,7 @@ fn high(address: u64) -> u32 {
 
 /// Sets the state shared by all launches: windows, an identity map of global addresses, and constant bank 0.
 pub fn set_up(push: &mut Push, multiprocessors: u32, bank: u64) {
-    // Set the maximum number of warps, the call depth, and the local memory per warp to Mesa's values.
+    // Set the multiprocessor limit, the call depth limit, and method 0x2a0, as Mesa does.
     set(push, 0x0758, &[multiprocessors]);
     set(push, 0x0d64, &[0xf]);
     set(push, 0x02a0, &[0x8000]);
@@ -126,7 +126,7 @@ fn select_bank(push: &mut Push, bank: u64) {
 
 /// Stores a timestamp with `payload` once all earlier work has completed.
 pub fn stamp(push: &mut Push, address: u64, payload: u32) {
-    // Release four 32-bit words.
+    // The release writes four 32-bit words.
     set(push, 0x1b00, &[high(address), address as u32, payload, 0]);
 }
 
@@ -141,7 +141,7 @@ pub fn launch(push: &mut Push, code: Code<'_>, grid: Grid, params: &Params, bank
     select_bank(push, bank);
     let words: Vec<u32> = params.bytes().as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
     for (index, words) in (0..).zip(words.chunks(16)) {
-        // Send the offset, then its sixteen data methods.
+        // Send the offset, followed by up to sixteen data words.
         let mut row = vec![PARAMS_AT + 64 * index];
         row.extend_from_slice(words);
         set(push, 0x238c, &row);

@@ -116,7 +116,7 @@ pub struct Rect {
     pub lines: u32,
 }
 
-/// Splits a contiguous copy of `length` bytes into rects of at most `most_lines` lines.
+/// Splits a contiguous copy of `length` bytes into rectangles of at most `most_lines` lines.
 #[must_use]
 pub fn linear(source: u64, target: u64, length: u64, most_lines: u32) -> Vec<Rect> {
     let line = u64::from(MOST_LINE_BYTES);
@@ -154,19 +154,19 @@ pub const STAMP_AT: u64 = PUSHBUFFER_BYTES - STAMP_BYTES;
 /// Maximum length of a push buffer in dwords.
 pub const MOST_WORDS: usize = STAMP_AT as usize / 4;
 
-/// Maximum length of a rect's methods in dwords.
+/// Maximum length of a rectangle's methods in dwords.
 const RECT_WORDS: usize = 16;
 /// Length of the methods that end a submission, in dwords: a wait for the engine, and a stamp.
 const END_WORDS: usize = 8;
 
 impl Push {
-    /// Returns the dwords.
+    /// Returns the dwords of the push buffer.
     #[must_use]
     pub fn words(&self) -> &[u32] {
         &self.words
     }
 
-    /// Returns true if there is space for another rect and the end of a submission.
+    /// Returns true if there is space for another rectangle and the end of a submission.
     #[must_use]
     pub fn has_room(&self) -> bool {
         self.words.len() + RECT_WORDS + END_WORDS <= MOST_WORDS
@@ -223,7 +223,7 @@ impl Push {
         self.methods(0, 0x0010, &[(address >> 32) as u32, address as u32, payload, operation]);
     }
 
-    /// Copies a rect.
+    /// Adds the methods that copy a rectangle.
     pub fn copy(&mut self, engine: Engine, rect: &Rect) {
         let high = |address: u64| (address >> 32) as u32;
         let low = |address: u64| address as u32;
@@ -240,7 +240,7 @@ impl Push {
                     rect.lines,
                 ];
                 self.methods(subchannel, 0x030c, &source);
-                // Both sides are pitch-linear, without a completion, and with a one-word semaphore.
+                // Both sides are pitch-linear, no completion is requested, and semaphores have one word.
                 self.methods(subchannel, 0x0300, &[0x0010_0110]);
             }
             Engine::Ce0 | Engine::Ce1 => {

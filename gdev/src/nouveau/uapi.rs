@@ -11,9 +11,9 @@ pub trait Request {
     const NAME: &'static str;
 }
 
-/// Set if the kernel reads the argument.
+/// Direction flag: the kernel reads the argument.
 pub const WRITE: u32 = 1;
-/// Set if the kernel writes the argument.
+/// Direction flag: the kernel writes the argument.
 pub const READ: u32 = 2;
 const DRM_COMMAND_BASE: u32 = 0x40;
 
@@ -50,7 +50,7 @@ requests! { b'd':
 
 pub(crate) use requests;
 
-/// `drm_version`. Of its strings, only the name is requested.
+/// Kernel structure `drm_version`. Of its strings, only the name is requested.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Version {
@@ -64,7 +64,7 @@ pub struct Version {
     pub unused: [usize; 4],
 }
 
-/// `drm_gem_close`.
+/// Kernel structure `drm_gem_close`.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct GemClose {
@@ -74,7 +74,7 @@ pub struct GemClose {
     pub pad: u32,
 }
 
-/// `drm_prime_handle`.
+/// Kernel structure `drm_prime_handle`.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Prime {
@@ -96,10 +96,10 @@ pub struct PrimeHandleToFd(pub Prime);
 #[derive(Debug, Default)]
 pub struct PrimeFdToHandle(pub Prime);
 
-/// `DRM_CLOEXEC | DRM_RDWR`.
+/// Flags of an export: `DRM_CLOEXEC | DRM_RDWR`.
 pub const PRIME_FLAGS: u32 = 0o200_0002;
 
-/// `drm_nouveau_getparam`.
+/// Kernel structure `drm_nouveau_getparam`.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct GetParam {
@@ -129,7 +129,7 @@ pub mod param {
     pub const PTIMER_TIME: u64 = 14;
 }
 
-/// `drm_nouveau_channel_alloc`.
+/// Kernel structure `drm_nouveau_channel_alloc`.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct ChannelAlloc {
@@ -149,7 +149,7 @@ pub struct ChannelAlloc {
     pub nr_subchan: u32,
 }
 
-/// `drm_nouveau_channel_free`.
+/// Kernel structure `drm_nouveau_channel_free`.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct ChannelFree {
@@ -157,7 +157,7 @@ pub struct ChannelFree {
     pub channel: i32,
 }
 
-/// `drm_nouveau_grobj_alloc`.
+/// Kernel structure `drm_nouveau_grobj_alloc`.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct ObjectAlloc {
@@ -173,13 +173,13 @@ pub struct ObjectAlloc {
 pub const DOMAIN_VRAM: u32 = 1 << 1;
 /// The buffer is in guest RAM that the GPU can access.
 pub const DOMAIN_GART: u32 = 1 << 2;
-/// The buffer can be mapped by the CPU.
+/// The CPU can map the buffer.
 pub const DOMAIN_MAPPABLE: u32 = 1 << 3;
 
 /// Allows non-contiguous VRAM.
 pub const TILE_NONCONTIG: u32 = 8;
 
-/// `drm_nouveau_gem_info`.
+/// Kernel structure `drm_nouveau_gem_info`.
 #[repr(C)]
 #[derive(Debug, Default, Clone)]
 pub struct GemInfo {
@@ -199,23 +199,23 @@ pub struct GemInfo {
     pub tile_flags: u32,
 }
 
-/// `drm_nouveau_gem_new`.
+/// Kernel structure `drm_nouveau_gem_new`.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct GemNew {
     /// In: the request. Out: the result.
     pub info: GemInfo,
-    /// Not used.
+    /// Unused, always zero.
     pub channel_hint: u32,
     /// Alignment in bytes.
     pub align: u32,
 }
 
-/// `drm_nouveau_gem_pushbuf_bo`, including its `presumed` structure.
+/// Kernel structure `drm_nouveau_gem_pushbuf_bo`, including its `presumed` structure.
 #[repr(C)]
 #[derive(Debug, Default, Clone)]
 pub struct PushbufBuffer {
-    /// Not used by the kernel.
+    /// The kernel ignores this value.
     pub user_priv: u64,
     /// Handle of the buffer.
     pub handle: u32,
@@ -233,7 +233,7 @@ pub struct PushbufBuffer {
     pub presumed_offset: u64,
 }
 
-/// `drm_nouveau_gem_pushbuf_push`.
+/// Kernel structure `drm_nouveau_gem_pushbuf_push`.
 #[repr(C)]
 #[derive(Debug, Default, Clone)]
 pub struct PushbufPush {
@@ -247,7 +247,7 @@ pub struct PushbufPush {
     pub length: u64,
 }
 
-/// `drm_nouveau_gem_pushbuf`.
+/// Kernel structure `drm_nouveau_gem_pushbuf`.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct GemPushbuf {
@@ -275,12 +275,12 @@ pub struct GemPushbuf {
     pub gart_available: u64,
 }
 
-/// Return `EBUSY` instead of waiting.
+/// Flag: return `EBUSY` instead of waiting.
 pub const CPU_PREP_NOWAIT: u32 = 1;
-/// The CPU will write, so also wait for the GPU's reads.
+/// Flag: the CPU will write, so also wait for the GPU's reads.
 pub const CPU_PREP_WRITE: u32 = 4;
 
-/// `drm_nouveau_gem_cpu_prep`.
+/// Kernel structure `drm_nouveau_gem_cpu_prep`.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct GemCpuPrep {
@@ -290,7 +290,7 @@ pub struct GemCpuPrep {
     pub flags: u32,
 }
 
-/// `drm_nouveau_gem_cpu_fini`.
+/// Kernel structure `drm_nouveau_gem_cpu_fini`.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct GemCpuFini {

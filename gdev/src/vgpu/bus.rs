@@ -43,13 +43,13 @@ pub trait Bus: Debug + Send {
     /// Returns an error if the device is lost.
     fn read_config(&mut self, bytes: &mut [u8]) -> Result<()>;
 
-    /// Reads a register.
+    /// Reads the 32-bit register at a BAR0 offset.
     ///
     /// # Errors
     /// Returns an error if the device is lost.
     fn read32(&mut self, offset: u32) -> Result<u32>;
 
-    /// Writes a register.
+    /// Writes the 32-bit register at a BAR0 offset.
     ///
     /// # Errors
     /// Returns an error if the device is lost.
@@ -61,13 +61,13 @@ pub trait Bus: Debug + Send {
     /// Returns an error if the device is lost.
     fn write_bar1(&mut self, offset: u64, value: u32) -> Result<()>;
 
-    /// Writes VRAM.
+    /// Writes `bytes` at VRAM address `at`.
     ///
     /// # Errors
     /// Returns an error if the device is lost.
     fn write_vram(&mut self, at: u64, bytes: &[u8]) -> Result<()>;
 
-    /// Reads VRAM.
+    /// Fills `bytes` from VRAM address `at`.
     ///
     /// # Errors
     /// Returns an error if the device is lost.
@@ -85,7 +85,7 @@ pub trait Bus: Debug + Send {
     /// Returns an error if the device is lost.
     fn unmap_ram(&mut self, gpa: u64, bytes: u64) -> Result<()>;
 
-    /// Zeroes VRAM.
+    /// Zeroes `bytes` bytes at VRAM address `at`.
     ///
     /// # Errors
     /// Returns an error if the device is lost.
@@ -98,7 +98,7 @@ pub trait Bus: Debug + Send {
         Ok(())
     }
 
-    /// Writes a 32-bit word of VRAM.
+    /// Writes a 32-bit word at VRAM address `at`.
     ///
     /// # Errors
     /// Returns an error if the device is lost.

@@ -28,7 +28,7 @@ const IMAGE_BYTES: u64 = 16 * PAGE_BYTES;
 const CONTEXT_OFFSETS: [u64; 3] = [0x210, 0x230, 0x240];
 /// Flag of a context address: the address is valid and in VRAM.
 const CONTEXT_VALID: u32 = 4;
-/// Maximum duration of a wait for an interrupt, because another thread may have handled the interrupt.
+/// Maximum duration of a wait for an interrupt. Another thread may already have handled the interrupt.
 const MAX_WAIT: Duration = Duration::from_millis(5);
 /// Number of fence polls before a thread sleeps.
 const SPINS: u32 = 100;

@@ -66,7 +66,7 @@ struct Size {
 /// The lock-protected state of a device.
 #[derive(Debug)]
 pub(super) struct State {
-    /// Registers and memory.
+    /// Access to the device's registers and memory.
     pub(super) bus: Box<dyn Bus>,
     /// Free VRAM.
     pub(super) vram: Ranges,
@@ -150,7 +150,7 @@ impl Device {
         lock(&self.state)
     }
 
-    /// Waits until the last submitted runlist is in effect.
+    /// Waits until the last submitted runlist is in effect, for at most [`MAX_POLLS`] polls.
     ///
     /// # Errors
     /// Returns an error if the daemon is lost, or if the runlist is still pending after [`MAX_POLLS`] polls.
@@ -164,7 +164,7 @@ impl Device {
     }
 
     /// Removes a channel from the runlist, waits until it has left its engine, and unbinds it. Returns false if the
-    /// channel does not leave its engine. Its memory must then not be reused.
+    /// channel does not leave its engine. The channel's memory must then not be reused.
     ///
     /// # Errors
     /// Returns an error if the daemon is lost.
@@ -451,7 +451,7 @@ impl State {
         Ok(())
     }
 
-    /// Marks the channels that the mediator reports as hung as lost. The mediator reports them until they are unbound.
+    /// Marks hung channels as lost, and unbinds them, because the mediator reports them until they are unbound.
     fn handle_hangs(&mut self) -> Result<()> {
         for engine in 0..pfifo::ENGINE_STATUS::COUNT {
             let status = self.bus.read32(pfifo::ENGINE_STATUS::at(engine))?;

@@ -60,7 +60,7 @@ impl PinnedMemory {
         self.mapping.write(offset as usize, bytes);
     }
 
-    /// Fills `bytes` with the memory at an offset.
+    /// Fills `bytes` from an offset in the memory.
     pub(super) fn read(&self, offset: u64, bytes: &mut [u8]) {
         self.mapping.read(offset as usize, bytes);
     }

@@ -33,7 +33,7 @@ impl Ending {
         Self { began: Instant::now(), duration }
     }
 
-    /// Returns true if the time has expired.
+    /// Returns true if the time has expired or the host has sent SIGTERM.
     pub fn is_over(&self) -> bool {
         ASKED.load(Ordering::Relaxed) || self.began.elapsed() >= self.duration
     }

@@ -60,7 +60,7 @@ impl Random {
         self.next() % bound.max(1)
     }
 
-    /// Returns a new stream.
+    /// Returns a new random stream.
     pub fn stream(&mut self) -> Stream {
         Stream(self.next())
     }

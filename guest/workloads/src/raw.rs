@@ -97,7 +97,7 @@ pub struct Raw {
     next_staging: usize,
     bank: Buffer,
     local: Option<Buffer>,
-    /// Closing the file frees all handles.
+    /// The render node. Closing the file frees all handles.
     file: File,
 }
 
@@ -219,7 +219,7 @@ impl Raw {
         Ok(slot)
     }
 
-    /// Copies from the CPU to the VRAM buffer that `entry` describes.
+    /// Copies `bytes` to `address` in the VRAM buffer that `entry` describes.
     fn write_vram(&mut self, address: u64, entry: &uapi::PushbufBuffer, bytes: &[u8]) -> Result<()> {
         for (at, piece) in (address..).step_by(STAGING_BYTES as usize).zip(bytes.chunks(STAGING_BYTES as usize)) {
             let slot = self.take_staging()?;

@@ -233,7 +233,7 @@ impl<'a> Helper<'a> {
     }
 }
 
-/// Returns a GPU use of the buffer that leaves it in its current memory.
+/// Returns a GPU use of the buffer that leaves the buffer in its current memory domain.
 fn stay(buffer: &Buffer, writes: bool) -> Result<Use<'_>> {
     let used = if writes { Use::write(buffer) } else { Use::read(buffer) };
     Ok(used.at(buffer.place()?))

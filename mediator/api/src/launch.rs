@@ -165,7 +165,7 @@ pub fn xl(domain: &str, bars_mib: u64, MemorySize(memory): &MemorySize) -> Launc
     LaunchArgs { vmm: Vmm::Xen.to_string(), command: args.join("\n"), args, notes: notes.map(str::to_owned).to_vec() }
 }
 
-/// Returns the `vmm` arguments for a guest with `memory` of RAM and the virtual machine's device.
+/// Returns the arguments of `vmm` for a guest with `memory` of RAM and with the virtual machine's device.
 #[must_use]
 pub fn args(vmm: SocketVmm, vm: Named<'_>, memory: &MemorySize) -> LaunchArgs {
     let path = vm.socket.display().to_string();

@@ -46,7 +46,7 @@ pub struct TenantMoved {
     pub pause_ms: u64,
     /// Parts of the move.
     pub phases: TenantMovePhases,
-    /// MiB of memory in chunks.
+    /// Size of the tenant's memory in chunks, in MiB.
     pub memory_mib: u64,
     /// Total duration of the move, in ms. The memory returns to the card while the programs run.
     pub total_ms: u64,
@@ -55,15 +55,15 @@ pub struct TenantMoved {
 /// Parts of a tenant's move, in us. All except `leave_us` are parts of the pause, for the program that took longest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TenantMovePhases {
-    /// Evicting the memory while the programs run, until all programs had left their card.
+    /// Time to evict the memory while the programs run, until all programs have left the previous card, in us.
     pub leave_us: u64,
-    /// Connecting the programs to the other card's owner.
+    /// Time to connect the programs to the new card's owner, in us.
     pub connect_us: u64,
-    /// NVIDIA's checkpoint: stopping a program's calls, and copying its remaining memory from the card.
+    /// Time for NVIDIA's checkpoint: to stop a program's calls, and to copy its remaining memory from the card, in us.
     pub checkpoint_us: u64,
-    /// Restoring a program on the other card.
+    /// Time to restore a program on the new card, in us.
     pub restore_us: u64,
-    /// Mapping the remaining chunks after the restore.
+    /// Time to map the remaining chunks after the restore, in us.
     pub adopt_us: u64,
 }
 

@@ -305,7 +305,7 @@ const TAGS: [(&str, &str, &[&str]); 5] = [
 ];
 
 impl Operation {
-    /// Returns the path components after the version, without names.
+    /// Returns the path components after the version, excluding object names.
     fn parts(&self) -> Vec<&'static str> {
         self.path.split('/').filter(|part| !["", "v1", "{name}"].contains(part)).collect()
     }

@@ -13,12 +13,12 @@ use nvspec::instance::{INSTANCE_BYTES, context, vm};
 use nvspec::mmu::{ENTRY_BYTES, PD_BYTES, Pde, Pte, Rights, SPT_BYTES, TableTarget};
 use nvspec::regs::{fecs, fecs_command};
 
-/// Maximum number of polls for a response of FECS. Saving a context takes tens of microseconds, and a poll is a bus
+/// Maximum number of polls for a response from FECS. Saving a context takes tens of microseconds, and a poll is a bus
 /// read of about a microsecond.
 const ANSWER_POLLS: u32 = 2_000_000;
 /// First small page of the image's mapping. Address 0 remains unmapped.
 const FIRST_PAGE: u64 = 16;
-/// Size code of the page table: one eighth, which is the minimum size.
+/// Size code of the page table: one eighth of the full size, which is the minimum.
 const SIZE_CODE: u8 = 3;
 
 /// Makes PGRAPH create and save a context, and returns the context's image.
@@ -66,7 +66,7 @@ fn command(card: &dyn Card, command: u32, data: u32) -> Result<(), CardError> {
     if done { Ok(()) } else { Err(CardError::Unresponsive("context switching firmware does not respond")) }
 }
 
-/// Converts an address to the frame number in entries and registers, in units of 4 KiB.
+/// Converts an address to a 4 KiB frame number, as used in entries and registers.
 fn frame(address: VramAddr) -> u32 {
     (address.0 / SMALL_PAGE) as u32
 }

@@ -28,7 +28,7 @@ pub struct CardMemory {
     card: Arc<dyn Card>,
     layout: Layout,
     vram_bytes: u64,
-    /// Window that maps each 2 MiB block of VRAM.
+    /// Window that maps each 2 MiB block of VRAM, or `NO_WINDOW` if none does.
     window_of: Vec<u16>,
     /// VRAM block that each window maps, and a flag that is true if the window was used since the last pass of the
     /// clock hand.
@@ -149,8 +149,8 @@ impl CardMemory {
         Ok(())
     }
 
-    /// Returns the reason if the card has lost its state since bring-up, or `None` otherwise. BAR1's instance block
-    /// register keeps its value until another program resets the card.
+    /// Returns a description of the damage if the card has lost its state since bring-up, or `None` otherwise. BAR1's
+    /// instance block register keeps its value until another program resets the card.
     #[must_use]
     pub fn undone(&self) -> Option<&'static str> {
         let block = self.card.read32(pbus::BAR1_BLOCK::OFFSET);
@@ -210,7 +210,7 @@ impl CardMemory {
         if done { Ok(()) } else { Err(CardError::Unresponsive("its writes do not arrive")) }
     }
 
-    /// Returns the BAR1 offset of `addr`, and the number of the `len` bytes that are in the same window.
+    /// Returns the BAR1 offset of `addr`, and the number of bytes, at most `len`, up to the end of the window.
     fn window(&mut self, addr: VramAddr, len: usize) -> Result<(u64, usize), CardError> {
         assert!(addr.0 < self.vram_bytes, "{addr} is beyond the end of VRAM");
         let block = addr.0 / WINDOW_BYTES;

@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// a microsecond.
 const READY_POLLS: u32 = 2_000_000;
 
-/// Effective bits of each engine's nibble of non-stall interrupts: bit 0, which channel work sets.
+/// Non-stall interrupt bits that are enabled for each engine: bit 0, which channel work sets.
 const NON_STALL_NORMAL: u32 = 1;
 
 /// Card properties read during bring-up.
@@ -75,8 +75,8 @@ pub fn look_at(card: &dyn Card, context_bytes: u32) -> Result<CardInfo, CardErro
     Ok(CardInfo { chip, vram_bytes, context_bytes, pbdmas, vbios: vbios(card) })
 }
 
-/// Reads the VBIOS image from PROM. Its header contains its length in units of 512 bytes. Returns an empty image if the
-/// header is invalid.
+/// Reads the VBIOS image from PROM. The header contains the image's length in units of 512 bytes. Returns an empty
+/// image if the header is invalid.
 #[must_use]
 pub fn read_vbios(card: &dyn Card) -> Arc<[u8]> {
     card.write32(ppci::ROM_CONTROL::OFFSET, 0);

@@ -29,7 +29,7 @@ const SCHEDULES: usize = 1000;
 const VMS: u32 = 3;
 /// Number of submissions per VM in tests that count them.
 const SUBMISSIONS: u32 = 4;
-/// Submission lengths in ns, some shorter and some longer than BAND's wait for a VM and the card's run-ahead.
+/// Submission lengths in ns, some shorter and some longer than both BAND's wait for a VM and the card's run-ahead.
 const SUBMISSION_LENGTHS_NS: [u64; 3] = [20_000, 600_000, 3_000_000];
 
 /// The mediator's state for the card, protected by the card's lock.
@@ -152,7 +152,7 @@ impl Rig {
         }
     }
 
-    /// Runs `act` on a VM's thread, like a register access.
+    /// Runs `act` with a VM's lock held, like a register access.
     fn access<T>(&self, vm: TenantId, act: impl FnOnce(&Host) -> T) -> T {
         let guest = self.guests[vm.0 as usize].lock();
         act(&guest.host)
@@ -348,7 +348,8 @@ fn endless_work_is_killed_and_guest_is_notified() {
     });
 }
 
-/// Checks that a VM with endless work is blamed if it repeatedly stops its channel next to a well-behaved VM.
+/// Checks that a VM with endless work is blamed even if it repeatedly stops its channel, and that a well-behaved VM is
+/// not.
 #[test]
 fn vm_that_keeps_engine_is_killed_and_waiting_vms_never_are() {
     try_schedules(SCHEDULES, || {
@@ -394,8 +395,8 @@ fn vm_that_keeps_engine_is_killed_and_waiting_vms_never_are() {
     });
 }
 
-/// Tests a channel with contexts for compute and copies that copies at the same time as another VM. Each VM is charged
-/// for its own use of the copy engine, from the first poll in which the card reports this use.
+/// Tests a channel that has contexts for compute and copies, and uses the copy engine at the same time as another VM.
+/// Each VM is charged for its own use of the copy engine, from the first poll in which the card reports this use.
 #[test]
 fn work_on_other_engine_than_booked_is_charged_there() {
     const LENGTH_NS: u64 = SUBMISSION_LENGTHS_NS[2];

@@ -1,11 +1,11 @@
 //! A card, all of the mediator's state for it, and the VMs that share it.
 //!
 //! Modules: `state` (queries and changes from other modules), `scheduling` (the scheduler's view of the card),
-//! `interrupts` (the card's interrupt tree, and the affected VMs), `interrupt_thread` (one wake-up of that thread),
-//! `recovery` (channels that faulted or must leave the card), `mover` (the thread that moves memory), `moving` (moves a
-//! VM to another card), `relocate` (relocates one VM's chunks), `sharing` (memory shared by two cards during a move),
-//! `standstill` (the quiesced card), `saved` (saves and hands over the card), `reopen` (restores the card in the next
-//! process), `failure` (inconsistent state after a panic), `scrubber` (clears PGRAPH between tenants), `zeroing`
+//! `interrupts` (the card's interrupt tree, and the affected VMs), `interrupt_thread` (one wake-up of the interrupt
+//! thread), `recovery` (channels that faulted or must leave the card), `mover` (the thread that moves memory), `moving`
+//! (moves a VM to another card), `relocate` (relocates one VM's chunks), `sharing` (memory shared by two cards during a
+//! move), `standstill` (the quiesced card), `saved` (saves and hands over the card), `reopen` (restores the card in the
+//! next process), `failure` (inconsistent state after a panic), `scrubber` (clears PGRAPH between tenants), `zeroing`
 //! (zeroes free memory).
 
 mod failure;
@@ -64,11 +64,11 @@ use vram::{ChunkTable, Contents, GuestVramAddr, Limits, ScrubWork, TenantId};
 
 /// A VM that receives events.
 pub trait GuestEvents: Send + Sync {
-    /// Handles a card event. Called from the card's interrupt thread, without the card's lock.
+    /// Delivers a card event to the VM. Called from the card's interrupt thread, without the card's lock.
     fn deliver(&self, event: GuestEvent);
 
-    /// Relocates the VM's memory. Calls `commit` once, with the VM's lock and the card's lock held; it returns the
-    /// guest VRAM ranges that have moved. When this function returns, the card uses their new locations. The caller
+    /// Relocates the VM's memory. Calls `commit` once, with the VM's lock and the card's lock held. `commit` returns
+    /// the guest VRAM ranges that have moved. When this function returns, the card uses their new locations. The caller
     /// must not hold any lock.
     ///
     /// # Errors
@@ -76,7 +76,7 @@ pub trait GuestEvents: Send + Sync {
     fn relocated(&self, commit: &mut dyn FnMut(&mut CardState) -> Ranges) -> Result<(), ManagerError>;
 
     /// Rebuilds the VM's address spaces after the card was taken over from another owner. When this function returns,
-    /// they match the guest's, so the VM's work may run. Called without the card's lock.
+    /// they match the guest's page tables, so the VM's work may run. Called without the card's lock.
     ///
     /// # Errors
     /// Returns an error if the card does not respond.
@@ -219,17 +219,18 @@ fn no_descriptor(error: std::io::Error) -> ManagerError {
 }
 
 impl ManagedCard {
-    /// Resets `card`, initializes it with `firmware`, and starts its interrupt thread.
+    /// Resets `card`, initializes it with `firmware`, and starts its threads.
     ///
     /// # Errors
-    /// Returns an error if the card's initialization fails, or if it has too little memory.
+    /// Returns an error if the card's initialization fails, or if the card has too little memory.
     pub fn open(card: Arc<dyn Card>, name: &str, sharing: &Sharing, firmware: Set) -> Result<Arc<Self>, ManagerError> {
         let Sharing { chunk_bytes, reserve_bytes, host_bytes, division, scheduler, clear, engines_zero, shared } =
             *sharing;
         let info = start::bring_up(&*card, &firmware)?;
         time::set(&*card);
         let mut chunks = ChunkTable::new(info.vram_bytes, chunk_bytes, Contents::Unknown)?;
-        // Scrub a few chunks first for the mediator itself, because scrubbing the others requires them.
+        // Scrub a few chunks first for the mediator itself, because scrubbing the others requires the mediator's
+        // structures.
         let graph_image = u64::from(info.context_bytes);
         let needed = Layout::needed(graph_image)?;
         let count = needed.div_ceil(chunk_bytes);
@@ -376,18 +377,19 @@ impl ManagedCard {
         StateGuard::new(self, self.state.lock())
     }
 
-    /// Returns how often and for how long the card's lock was held.
+    /// Returns statistics on the hold times of the card's lock.
     #[must_use]
     pub fn lock_holds(&self) -> locks::Holds {
         self.state.holds()
     }
 
-    /// Returns the VMs of a card that may have failed. Reads only their identities from the card's state.
+    /// Returns the VMs, even if the card has failed. Reads nothing else from the card's state, which may then be
+    /// inconsistent.
     pub(crate) fn tenants(&self) -> Vec<Arc<dyn GuestEvents>> {
         self.state.lock().vms.values().filter_map(Weak::upgrade).collect()
     }
 
-    /// Returns true for the first caller only.
+    /// Returns true for the first caller, which must remove all work from the failed card.
     pub(crate) fn begin_shutting_out(&self) -> bool {
         !self.shut_out.swap(true, Ordering::AcqRel)
     }
@@ -400,7 +402,7 @@ impl ManagedCard {
         self.wakeup.ring();
     }
 
-    /// Returns the number of physical channels that the mediator uses itself, so that they are not available to VMs.
+    /// Returns the number of physical channels that the mediator itself uses, which are not available to VMs.
     #[must_use]
     pub fn own_channels(&self) -> u32 {
         let state = self.lock();
@@ -485,9 +487,9 @@ impl ManagedCard {
     /// Reclaims a VM's channels and memory, and scrubs the memory.
     ///
     /// # Errors
-    /// Returns an error if the card does not respond. If a channel does not leave the card, the VM's memory is not
-    /// reused until it has left, because the channel may still access the memory. Waits for such a channel for a
-    /// limited time, without holding a lock.
+    /// Returns an error if the card does not respond, or if a channel does not leave the card. In the latter case, the
+    /// VM's memory is not reused until the channel has left, because the channel may still access the memory. Waits for
+    /// such a channel for a limited time, without holding a lock.
     pub fn remove_vm(&self, vm: TenantId) -> Result<(), ManagerError> {
         {
             let mut state = self.lock();
@@ -512,15 +514,15 @@ impl ManagedCard {
         Ok(())
     }
 
-    /// Wipes the VM's memory for a new client. If `quiet` is false, the card may be using the memory, so it is zeroed
-    /// in place.
+    /// Wipes the VM's memory for a new client. If `quiet` is false, the card may be using the memory, so the memory is
+    /// zeroed in place.
     ///
     /// # Errors
     /// Returns an error if the card does not respond.
     pub fn wipe_vm(&self, vm: TenantId, quiet: bool) -> Result<(), ManagerError> {
         if !quiet {
             let bytes = self.lock().vram().chunks.vm_bytes(vm).unwrap_or(0);
-            // Wipe the memory in small pieces, because other threads wait for the card's lock.
+            // Wipe the memory in small steps, because other threads wait for the card's lock.
             let piece = self.lock().vram().chunks.chunk_bytes().min(SCRUB_PIECE);
             for at in (0..bytes).step_by(piece as usize) {
                 self.lock().vram_mut().guest_zero(vm, GuestVramAddr(at), piece.min(bytes - at))?;
@@ -537,7 +539,7 @@ impl ManagedCard {
         Ok(())
     }
 
-    /// Stops the card's threads and resets the card, unless it belongs to another process.
+    /// Stops the card's threads. Resets the card, unless it belongs to another process.
     pub fn close(&self) {
         self.end_threads();
         if self.owned.load(Ordering::Acquire) {

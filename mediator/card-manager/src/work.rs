@@ -2,10 +2,10 @@
 //!
 //! Modules: [`schedule`] (the scheduler and its submissions), [`feeder`] (sends events to the scheduler and executes
 //! its decisions), [`card_view`] (the feeder's interface to the card), `descheduled` (work kept off the card),
-//! `departures` (channels that are leaving the card), `interrupt_rate` (interrupts caused by VMs), [`needs`]
-//! (engines that a submission needs), [`push_buffer`] (derives these from the methods), `recording` (recordings of the
-//! scheduler), [`usage`] (data for operators), [`overdue`] (submissions that do not complete, with reasons), `saved`
-//! (saved state), and [`time`] (the card's clock).
+//! `departures` (channels that are leaving the card), `interrupt_rate` (interrupts caused by VMs), [`needs`] (engines
+//! that a submission needs), [`push_buffer`] (derives these engines from a submission's methods), `recording`
+//! (recordings of the scheduler), [`usage`] (data for operators), [`overdue`] (submissions that do not complete, with
+//! reasons), `saved` (saved state), and [`time`] (the card's clock).
 
 pub(crate) mod card_view;
 pub(crate) mod departures;
@@ -36,7 +36,7 @@ pub(crate) struct Work {
     /// Channels that are leaving the card.
     departures: Departures,
     schedule: Schedule,
-    /// Interrupts caused by VMs.
+    /// Accounts of the interrupts caused by VMs.
     noise: InterruptRateLimit,
     /// Number of completed submissions, including the mediator's own.
     ended: u64,

@@ -1,4 +1,4 @@
-//! Memory of a card.
+//! Converts the state of a card's memory.
 
 use std::collections::BTreeMap;
 

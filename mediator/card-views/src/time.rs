@@ -1,4 +1,4 @@
-//! Time of a card.
+//! Converts the division and the usage history of a card's time.
 
 use api::{WaitKind, WaitReason};
 use sched::{Account, Config, History, Nanos, Quarantine, Sample};
@@ -7,7 +7,7 @@ use vram::TenantId;
 
 use super::{MS, Names};
 
-/// Returns how a card's time is shared, including the shares that tenants received in the last `window_ms` complete
+/// Returns the division of a card's time, including the shares that tenants received in the last `window_ms` complete
 /// milliseconds.
 #[must_use]
 pub fn scheduler(card: &str, settings: Config, window_ms: u64, view: &TimeView, names: &Names) -> api::CardScheduler {

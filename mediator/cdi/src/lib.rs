@@ -20,7 +20,7 @@ pub const VERSION: &str = "0.5.0";
 pub const VENDOR: &str = "gpu-mediator.internal";
 /// Class of the devices.
 pub const CLASS: &str = "share";
-/// Folder that container runtimes search for files that do not survive a reboot.
+/// Folder in which container runtimes look for CDI files. Its contents do not survive a reboot.
 pub const FOLDER: &str = "/var/run/cdi";
 
 /// Folder of the CUDA library in a container.
@@ -108,9 +108,10 @@ impl Mount {
 pub struct Cuda<'a> {
     /// Name of the tenant.
     pub tenant: &'a str,
-    /// The tenant's socket on the host. It has its own folder, because a restarted daemon creates a new socket.
+    /// The tenant's socket on the host, in its own folder. The container mounts the folder, because a restarted daemon
+    /// creates a new socket.
     pub socket: &'a Path,
-    /// Sockets for all cards of a tenant with several cards, in the order of the cards and in the folder of `socket`.
+    /// Sockets of a tenant with several cards, in the order of the cards. All of them are in the folder of `socket`.
     pub sockets: &'a [PathBuf],
     /// Folder of gpu-mediator's library on the host.
     pub library: &'a Path,
@@ -193,7 +194,7 @@ fn socket(socket: &Path, folder: &Path) -> Result<(Mount, PathBuf), CdiError> {
     Ok((Mount::read_only(parent, folder), folder.join(name)))
 }
 
-/// An error while handling a CDI file.
+/// Reason why an operation on a CDI file failed.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages document the variants")]
 pub enum CdiError {
@@ -260,7 +261,7 @@ impl CdiFile {
         replace(&self.path, &text, 0o644).map_err(failed)
     }
 
-    /// Reads the devices from the file; `None` if the file does not exist or has other contents.
+    /// Returns the file's contents, or `None` if the file does not exist or is not a valid CDI file.
     #[must_use]
     pub fn read(&self) -> Option<Spec> {
         let mut text = Vec::new();
@@ -271,7 +272,7 @@ impl CdiFile {
     /// Removes the file if it exists, and the temporary file of a killed writer.
     ///
     /// # Errors
-    /// Returns an error if the host denies access to a file.
+    /// Returns an error if a file exists but cannot be removed.
     pub fn remove(&self) -> Result<(), CdiError> {
         for path in [beside(&self.path), self.path.clone()] {
             match fs::remove_file(&path) {
@@ -285,7 +286,7 @@ impl CdiFile {
     }
 }
 
-/// Checks that `name` is a valid device name.
+/// Checks that `name` is valid for a device or for the owner of a file.
 fn check(name: &str) -> Result<(), CdiError> {
     let ends = [name.bytes().next(), name.bytes().last()];
     let ends = ends.into_iter().all(|byte| byte.is_some_and(|byte| byte.is_ascii_alphanumeric()));
@@ -308,7 +309,7 @@ fn beside(path: &Path) -> PathBuf {
 /// the paths of the file and the temporary file.
 ///
 /// # Errors
-/// Returns an error if the host denies access to a file.
+/// Returns an error if a file or folder cannot be written.
 pub fn replace(path: &Path, text: &[u8], mode: u32) -> io::Result<()> {
     use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
     let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
@@ -425,7 +426,7 @@ mod tests {
         assert_eq!(fs::read_to_string(&victim).unwrap(), "theirs");
         let there = fs::symlink_metadata(file.path()).unwrap();
         assert!(there.is_file());
-        // Runtimes of other users read the file, so this process's umask must not affect its mode.
+        // Runtimes of other users read the file, so this process's umask must not affect the file's mode.
         assert_eq!(there.mode() & 0o777, 0o644);
         // Files whose names differ only after a dot have different temporary files.
         assert_ne!(beside(Path::new("/x/web.1")), beside(Path::new("/x/web.2")));

@@ -70,7 +70,7 @@ impl Admin {
         Self { socket, limit: DEFAULT_TIMEOUT }
     }
 
-    /// Returns the daemon's socket.
+    /// Returns the path of the daemon's socket.
     #[must_use]
     pub fn socket(&self) -> &Path {
         &self.socket
@@ -90,7 +90,7 @@ impl Admin {
         parse(&self.request(Method::GET, path, Bytes::new(), None).await?)
     }
 
-    /// Sends a request to add an object.
+    /// Sends a POST request with a JSON body.
     ///
     /// # Errors
     /// Returns an [`AskError`] if the request fails.
@@ -98,7 +98,7 @@ impl Admin {
         parse(&self.request(Method::POST, path, json(body)?, None).await?)
     }
 
-    /// Sends a request to remove an object.
+    /// Sends a DELETE request.
     ///
     /// # Errors
     /// Returns an [`AskError`] if the request fails.
@@ -106,8 +106,8 @@ impl Admin {
         self.request(Method::DELETE, path, Bytes::new(), None).await.map(drop)
     }
 
-    /// Sends one request. The daemon rejects it if the current revision is not `expected`. Returns the body of a
-    /// successful response.
+    /// Sends one request. The daemon rejects the request if `expected` is given and is not the current revision.
+    /// Returns the body of a successful response.
     ///
     /// # Errors
     /// Returns an [`AskError`] if the request fails.
@@ -122,8 +122,8 @@ impl Admin {
         tokio::time::timeout(self.limit, exchange).await.unwrap_or(Err(AskError::TimedOut(self.limit)))
     }
 
-    /// Sends a request whose response is a byte stream, and passes the bytes to `sink` in order. Succeeds only if the
-    /// stream is complete.
+    /// Sends a POST request whose response is a byte stream, and passes the bytes to `sink` in order. Succeeds only if
+    /// the stream is complete.
     ///
     /// # Errors
     /// Returns an [`AskError`] if the request fails, or an error from `sink`.
@@ -176,7 +176,7 @@ impl Admin {
         Ok(())
     }
 
-    /// Sends a request whose body is the contents of `source`.
+    /// Sends a POST request whose body is the contents of `source`. Returns the body of a successful response.
     ///
     /// # Errors
     /// Returns an [`AskError`] if the request fails.
@@ -218,7 +218,7 @@ impl Admin {
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| protocol(&error))?;
         let connection = Connected(tokio::spawn(async {
-            // The response to the request contains any error.
+            // The request reports any connection error.
             let _ended = connection.await;
         }));
         let mut request = Request::builder()
@@ -303,7 +303,7 @@ pub fn json(body: &impl Serialize) -> Result<Bytes, AskError> {
     serde_json::to_vec(body).map(Bytes::from).map_err(|error| AskError::Protocol(error.to_string()))
 }
 
-/// Escapes a name as a path segment.
+/// Escapes a name for use as a URL path segment.
 #[must_use]
 pub fn segment(name: &str) -> String {
     let mut text = String::new();

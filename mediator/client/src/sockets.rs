@@ -58,9 +58,9 @@ fn opened(within: &Path, path: &Path) -> io::Result<((OwnedFd, Stat), (OwnedFd, 
 /// Transfers one of the daemon's sockets to a user. Afterwards, only this user can connect.
 ///
 /// # Errors
-/// Returns an error if the path is outside the folder `within`, is not a socket, contains a link, or does not belong to
-/// its folder's owner (the daemon's user); in these cases, nothing changes. Also returns an error if this program lacks
-/// the permission.
+/// Returns an error, and changes nothing, if the path is outside the folder `within`, is not a socket, contains a link,
+/// or does not belong to its folder's owner (the daemon's user). Also returns an error if this program lacks the
+/// permission.
 pub fn give(within: &Path, socket: &Path, uid: u32) -> io::Result<()> {
     let ((_, folder), (file, stat)) = opened(within, socket)?;
     if !is(&stat, FileType::Socket) {
@@ -78,8 +78,8 @@ pub fn give(within: &Path, socket: &Path, uid: u32) -> io::Result<()> {
     Ok(rustix::fs::chownat(&file, "", Some(Uid::from_raw(uid)), None, AtFlags::EMPTY_PATH)?)
 }
 
-/// Creates a folder with the given mode and the owner of `like`, or checks an existing folder. The daemon can then
-/// create folders in it.
+/// Creates a folder, unless it exists. Sets the folder's mode, and changes its owner to the owner of `like`. The daemon
+/// can then create folders in it.
 ///
 /// # Errors
 /// Returns an error, and changes nothing, if the path is another kind of file, or if the folder belongs to a third

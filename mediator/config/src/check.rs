@@ -13,7 +13,7 @@ use super::{
 
 pub mod place;
 
-/// Maximum name length of a card or virtual machine, in bytes.
+/// Maximum length of the name of a card, virtual machine or tenant, in bytes.
 pub const MAX_NAME: usize = 63;
 /// Maximum length of a UNIX socket path, in bytes.
 pub(crate) const MAX_SOCKET_PATH: usize = 107;
@@ -21,7 +21,7 @@ pub(crate) const MAX_SOCKET_PATH: usize = 107;
 pub const MAX_CHANNELS: u32 = 128;
 /// Maximum number of virtual machines, which bounds threads and sockets.
 pub const MAX_VMS: usize = 64;
-/// Maximum number of tenants, which bounds sockets and the size of their status.
+/// Maximum number of tenants, which bounds the number of sockets and the size of status responses.
 pub const MAX_TENANTS: usize = 64;
 /// Maximum time limit for a channel without progress, in milliseconds: one hour.
 pub(crate) const MAX_HANG_LIMIT_MS: u64 = 3_600_000;
@@ -91,7 +91,7 @@ impl Table<'_> {
     }
 }
 
-/// Checks that a name is valid for a card or a virtual machine.
+/// Checks that a name is valid for a card, virtual machine or tenant.
 ///
 /// # Errors
 /// Returns an error that describes the expected format if the name is invalid.
@@ -163,8 +163,8 @@ pub fn config(config: &Config) -> Vec<Mistake> {
     for index in placement_order(&config.tenants) {
         let mut table = Table { name: "tenant", index: Some(index), mistakes: &mut mistakes };
         let others: Vec<&TenantSpec> = placed.iter().collect();
-        // Only the daemon knows the links between cards. Without them, other cards may be chosen, but the memory sizes
-        // are the same.
+        // Only the daemon knows the links between cards. Without links, this check may choose other cards, but the
+        // memory sizes are the same.
         let policy = (config.daemon.placement, &Links::default());
         let spec = config.tenants[index].clone().placed(policy, &config.cards, &vms, &others);
         for Refusal { field, what, .. } in self::tenant(&spec, &config.daemon, &config.cards, &vms, &others) {
@@ -196,7 +196,8 @@ pub fn own_folder<'a>(name: &str, socket: &'a Path, socket_dir: &Path) -> Option
     (!socket_dir.starts_with(folder)).then_some(folder)
 }
 
-/// Returns a refusal if a socket is in another object's exclusive folder, because containers see the whole folder.
+/// Returns the reason to reject a socket that shares an exclusive folder with another object's socket: containers see
+/// the whole folder.
 fn intrudes<'a>(
     name: &str,
     socket: &Path,
@@ -396,7 +397,7 @@ fn check_card(card: &CardSpec, table: &mut Table<'_>) {
     }
 }
 
-/// Returns all reasons to reject a virtual machine, given `others`.
+/// Returns all reasons to reject a virtual machine, given the other virtual machines `others`.
 #[must_use]
 pub fn vm(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Vec<Refusal> {
     let mut refusals = Vec::new();
@@ -542,7 +543,8 @@ fn vram(vm: &VmSpec, card: &CardSpec, beside: &[&&VmSpec], say: &mut impl FnMut(
     memory(vm, vram, card, beside, say);
 }
 
-/// Checks that the card can always store all memory that the guest sees, if the settings guarantee this.
+/// Checks that the card has enough memory for the guest's guarantee, and enough host memory for the rest if it is
+/// swapped.
 fn memory(
     vm: &VmSpec,
     vram: u64,

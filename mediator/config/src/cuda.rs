@@ -19,7 +19,7 @@ pub(crate) use place::TOO_FEW;
 pub use place::placement_order;
 pub use tenant::tenant;
 
-/// Maximum number of users for the workers of a card.
+/// Maximum number of user IDs for the workers of a card.
 const MAX_WORKER_USERS: u32 = 1 << 16;
 
 /// A `[card.cuda]` table: a card behind NVIDIA's driver, with `kind = "cuda"`.
@@ -320,7 +320,7 @@ pub(super) fn card(card: &CardSpec) -> Vec<(&'static str, String)> {
     wrong
 }
 
-/// Returns an error if the range of users for a card's workers overlaps another card's range.
+/// Returns an error if the range of user IDs for a card's workers overlaps another card's range.
 pub(super) fn shared_users(card: &CardSpec, before: &[CardSpec]) -> Option<String> {
     let [first, last] = card.cuda.as_ref()?.worker_users?;
     let meets = |other: &&CardSpec| {

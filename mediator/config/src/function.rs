@@ -68,8 +68,8 @@ pub fn workers_socket(vm: &str, card: &str, socket_dir: &Path) -> PathBuf {
     socket_dir.join(TENANTS).join(vm).join(format!("{card}.sock"))
 }
 
-/// Returns all reasons to reject a virtual machine on a CUDA card, given `others`, except those that concern its name
-/// and socket.
+/// Returns all reasons to reject a virtual machine on a CUDA card, given the other virtual machines `others`. Excludes
+/// errors in the name and the socket.
 pub(super) fn vm(vm: &VmSpec, card: &CardSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Vec<Refusal> {
     let mut refusals = Vec::new();
     let mut say = |field, what: String| refusals.push(Refusal { kind: RefusalKind::Invalid, field, what });

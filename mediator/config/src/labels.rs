@@ -29,7 +29,7 @@ impl Labels {
         self.0.is_empty()
     }
 
-    /// Returns the labels by key.
+    /// Returns the labels, sorted by key.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(key, value)| (key.as_str(), value.as_str()))
     }

@@ -3,7 +3,7 @@
 //! Modules: the types of the TOML file (this file), [`check`] (rules beyond the types), [`place`] (placement of virtual
 //! machines without a configured card), `function` (virtual machines on CUDA cards), `rebalance` (automatic moves of
 //! running virtual machines), [`position`] (line and key of an error), `parse` (all errors in a file), [`profile`]
-//! (named sets of keys), [`patch`] (changes of tables at run time), [`live`] (keys that can be changed at run time),
+//! (named sets of keys), [`patch`] (changes to tables at run time), [`live`] (keys that can be changed at run time),
 //! [`size`] (syntax of sizes). Virtual machines added at run time must pass the same checks.
 //!
 //! `reference` generates the tables of keys in the documentation.
@@ -475,7 +475,7 @@ impl Default for TimeShare {
 }
 
 impl From<sched::VgpuParams> for TimeShare {
-    /// Sets all keys. A limit below a millisecond, which tables cannot express, is rounded up to one.
+    /// Sets all keys. A limit below 1 ms, which tables cannot express, is rounded up to 1 ms.
     fn from(params: sched::VgpuParams) -> Self {
         let sched::VgpuParams { weight, guarantee_permille, cap_permille, class, max_run_ns, copies } = params;
         let max_run_ms = Some(max_run_ns.map_or(0, |ns| (ns / 1_000_000).max(1)));

@@ -13,13 +13,14 @@ fn within(key: &str, tables: &[&str]) -> bool {
     tables.iter().any(|table| key.strip_prefix(table).is_some_and(|rest| rest.is_empty() || rest.starts_with('.')))
 }
 
-/// Returns true if a virtual machine's key, given as a path, can be changed while it runs.
+/// Returns true if a virtual machine's key, given as a path, can be changed while the virtual machine runs.
 #[must_use]
 pub fn of_vm(key: &str) -> bool {
     within(key, &OF_VM)
 }
 
-/// Returns true if a key, given as a path, can be changed while a virtual machine whose programs use CUDA runs.
+/// Returns true if a key of a virtual machine with a `cuda` table, given as a path, can be changed while the guest's
+/// programs run.
 #[must_use]
 pub fn of_function(key: &str) -> bool {
     within(key, &OF_FUNCTION)

@@ -155,7 +155,7 @@ impl CardMemory {
         wrong
     }
 
-    /// Maximum size of host memory in MiB: the card's address space without the part for guests' RAM.
+    /// Maximum size of host memory in MiB: the card's address space, excluding the part for guests' RAM.
     pub(crate) const HOST_MIB_MAX: u64 = 512 << 10;
 }
 
@@ -279,7 +279,7 @@ impl VmMemory {
     /// 15 seconds for a channel.
     pub(crate) const QUEUE_MS: u64 = 5_000;
 
-    /// Returns the policy for when the card has no memory left.
+    /// Returns the policy that applies when the card has no memory left.
     #[must_use]
     pub fn policy(&self, card: &CardSpec) -> OnFull {
         self.on_full.unwrap_or(if card.memory.host_mib == 0 { OnFull::Queue } else { OnFull::Swap })

@@ -1,8 +1,8 @@
 //! Reads a file and collects all errors in it: wrong types and broken rules, in line order.
 //!
-//! The parser stops at the first line that is not TOML, and at the first value of a wrong type. Such a line is recorded
-//! and blanked, which preserves all positions, and the rest is parsed again. Rules are checked afterwards; a broken
-//! rule is ignored only if it may be a consequence of a blanked value (`consequences`).
+//! The parser stops at the first line that is not TOML, and at the first value of a wrong type. The line or value is
+//! recorded and blanked, which preserves all positions, and the rest is parsed again. Rules are checked afterwards; a
+//! broken rule is ignored only if it may be a consequence of a blanked value (`consequences`) or of an invalid profile.
 
 use super::check;
 use super::position::{self, Positions};
@@ -52,8 +52,8 @@ impl Config {
     }
 }
 
-/// Returns the text without the lines that are not TOML, and an error for each of them with the offset of its first
-/// byte.
+/// Returns the text with the lines that are not TOML blanked, and an error for each of them with the offset of its
+/// first byte.
 fn without_broken_lines(text: &str, file: &str) -> (String, Vec<(usize, String)>) {
     let mut left = text.to_owned();
     let mut lines = Vec::new();

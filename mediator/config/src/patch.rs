@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-/// Returns `current` with the keys of `patch` replaced. Nested tables are changed in the same way.
+/// Returns `current` with the values from `patch`. Nested tables are changed in the same way.
 ///
 /// # Errors
 /// Returns an error if `patch` has an unknown key or a value of a wrong type: `KEY: what is wrong, what was expected`.
@@ -63,7 +63,7 @@ pub fn table(of: &impl Serialize) -> Result<Map<String, Value>, String> {
     }
 }
 
-/// Returns `current` with different values at some paths.
+/// Returns `current` with the given values at their paths.
 ///
 /// # Errors
 /// Returns an error for the same reasons as [`patched`].
@@ -85,7 +85,7 @@ pub fn tables(values: &BTreeMap<String, Value>) -> Map<String, Value> {
     }
 }
 
-/// Returns the value at a path; null if there is none.
+/// Returns the value at a path; null if the path does not exist.
 #[must_use]
 pub fn value(table: &Map<String, Value>, path: &str) -> Value {
     let mut keys = path.split('.');

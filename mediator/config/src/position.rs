@@ -20,7 +20,7 @@ impl<'a> Positions<'a> {
         Self::of_part(text, text)
     }
 
-    /// Like [`Self::new`], for a text that is only partly TOML. In `part`, the rest of the text is blank.
+    /// Like [`Self::new`], for a text that is only partly TOML. `part` is the same text with everything else blanked.
     pub(super) fn of_part(text: &'a str, part: &'a str) -> Self {
         Self { text, tree: DeTable::parse(part).ok() }
     }
@@ -48,7 +48,7 @@ impl<'a> Positions<'a> {
         }
     }
 
-    /// Returns the span of a key's value, or of the table if it lacks this key.
+    /// Returns the span of a key's value, or of the innermost existing table on the key's path.
     fn find(&self, key: &Key) -> Option<Range<usize>> {
         let table = self.tree.as_ref()?.get_ref().get(key.table)?;
         let table = match (table.get_ref(), key.index) {

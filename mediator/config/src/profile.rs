@@ -104,7 +104,7 @@ impl ProfileSpec {
         Ok(keys)
     }
 
-    /// Creates a virtual machine on a card from the profile.
+    /// Creates a virtual machine on a card from the profile. Returns `None` if the profile's keys are invalid.
     #[must_use]
     pub fn vm(&self, name: &str, card: &str) -> Option<VmSpec> {
         let keys = [("name", name), ("card", card), (KEY, &self.name)];
@@ -112,7 +112,7 @@ impl ProfileSpec {
         VmSpec::from_table(&expanded(&keys, std::slice::from_ref(self), Of::Vm).ok()?).ok()
     }
 
-    /// Creates a tenant on a card from the profile.
+    /// Creates a tenant on a card from the profile. Returns `None` if the profile's keys are invalid.
     #[must_use]
     pub fn tenant(&self, name: &str, card: &str) -> Option<TenantSpec> {
         let keys = [("name", name), ("card", card), (KEY, &self.name)];
@@ -120,8 +120,8 @@ impl ProfileSpec {
         TenantSpec::from_table(&expanded(&keys, std::slice::from_ref(self), Of::Tenant).ok()?).ok()
     }
 
-    /// Returns the reason why one more instance of the profile does not fit on a card next to the existing users;
-    /// `None` if it fits.
+    /// Returns the reason why one more instance of the profile does not fit on a card with `vms` and `tenants`; `None`
+    /// if it fits.
     #[must_use]
     pub fn lacks(
         &self,
@@ -151,9 +151,8 @@ impl ProfileSpec {
         refusal.map(|refusal| format!("{}: {}", refusal.field, refusal.what))
     }
 
-    /// Computes the number of further users of the profile on a card: adds users to a copy of the state until the card
-    /// rejects one. Also returns the reason for the rejection. The result is at most the number of users that a daemon
-    /// supports.
+    /// Returns the number of further instances of the profile that fit on a card, and the reason why no more fit. The
+    /// number is at most the number of virtual machines or tenants that a daemon supports.
     #[must_use]
     pub fn room(&self, daemon: &DaemonSpec, card: &CardSpec, vms: &[VmSpec], tenants: &[TenantSpec]) -> (u32, String) {
         let (mut vms, mut tenants) = (vms.to_vec(), tenants.to_vec());
@@ -192,7 +191,7 @@ pub fn expanded(table: &Map<String, Value>, profiles: &[ProfileSpec], of: Of) ->
     Ok(whole)
 }
 
-/// Merges `over` into `under`, recursively. `over` takes precedence, except for nulls, which are ignored.
+/// Merges `over` into `under`, recursively. `over` takes precedence, but its nulls do not replace values.
 fn merge(under: &mut Map<String, Value>, over: &Map<String, Value>) {
     for (key, value) in over {
         match (under.get_mut(key), value) {
@@ -245,7 +244,7 @@ impl Config {
     }
 }
 
-/// Returns the error for a table that cannot be parsed with its profile. The text names the key, unless it is
+/// Returns the error for a table that cannot be parsed with its profile. The text names the key, unless the key is
 /// `profile`.
 fn unread(table: &'static str, index: usize, what: String) -> Mistake {
     let (field, what) = match what.strip_prefix("profile: ") {

@@ -26,7 +26,7 @@ pub struct Refusal {
     pub what: String,
 }
 
-/// Returns the refusal by a card that does not accept new virtual machines and tenants.
+/// Returns a refusal if the card accepts no new virtual machines or tenants.
 #[must_use]
 pub fn drained(card: &CardSpec) -> Option<Refusal> {
     let what = format!(

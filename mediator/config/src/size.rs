@@ -17,7 +17,7 @@ pub fn mib(text: &str) -> Result<u64, String> {
         _ => (text, 1),
     };
     let plain = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
-    // The size in bytes must also be a valid number.
+    // The size in bytes must also fit in 64 bits.
     let mib = digits.parse::<u64>().ok().filter(|_| plain).and_then(|number| number.checked_mul(factor));
     let mib = mib.filter(|mib| mib.checked_mul(1 << 20).is_some());
     mib.ok_or_else(|| format!("`{text}` is not a size, expected a number of MiB, or one with M or G, such as 20G"))

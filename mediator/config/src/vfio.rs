@@ -17,7 +17,7 @@ pub enum ResetWay {
     Units,
 }
 
-/// Returns the errors in a card that concern VFIO, each with its key. Rules for all cards are checked elsewhere.
+/// Returns the VFIO-related errors in a card's table, each with its key. Rules for all cards are checked elsewhere.
 pub(super) fn card(card: &CardSpec, others: &[CardSpec]) -> Vec<(&'static str, String)> {
     let mut wrong = Vec::new();
     if card.kind != CardKind::Vfio {

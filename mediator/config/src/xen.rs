@@ -8,7 +8,7 @@ const MAX_NAME: usize = 255;
 /// First reserved domain ID. Source: Xen's `public/xen.h`, `DOMID_FIRST_RESERVED`.
 const RESERVED: u16 = 0x7ff0;
 
-/// Returns all reasons to reject a virtual machine's domain, given `others`.
+/// Returns all reasons to reject a virtual machine's domain, given the other virtual machines `others`.
 pub(crate) fn vm(vm: &VmSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Vec<Refusal> {
     let Some(domain) = &vm.xen_domain else { return Vec::new() };
     let mut refusals = Vec::new();

@@ -52,7 +52,7 @@ fn refused(error: CdiError) -> ClientError {
 }
 
 /// Checks that the folder contains only the tenant's sockets, because the container sees the whole folder. `others` are
-/// the sockets of other tenants, of VMs, and of the daemon.
+/// the sockets of other tenants, VMs, and the daemon.
 fn is_alone(tenant: &str, own: &[PathBuf], others: impl IntoIterator<Item = PathBuf>) -> Result<(), String> {
     let Some(path) = own.first() else { return Ok(()) };
     let is_own = |other: &Path| own.iter().any(|path| other == path || other == path.with_extension("new"));

@@ -79,13 +79,13 @@ impl Client {
         Ok(Self { admin: Admin::new(socket), runtime, revision: None })
     }
 
-    /// Returns the daemon's socket.
+    /// Returns the path of the daemon's socket.
     #[must_use]
     pub fn socket(&self) -> &Path {
         self.admin.socket()
     }
 
-    /// Makes the daemon reject changes if its revision differs.
+    /// Makes the daemon reject changes if its revision is not `revision`.
     #[must_use]
     pub fn expecting(self, revision: Option<String>) -> Self {
         Self { revision, ..self }
@@ -105,7 +105,7 @@ impl Client {
         Ok(parse(&self.request(Method::GET, path, Bytes::new())?)?)
     }
 
-    /// Sends a request to add an object.
+    /// Sends a POST request with a JSON body.
     ///
     /// # Errors
     /// Returns a [`ClientError`] if the request fails.
@@ -113,7 +113,7 @@ impl Client {
         Ok(parse(&self.request(Method::POST, path, json(body)?)?)?)
     }
 
-    /// Sends a request to change keys of an object.
+    /// Sends a PATCH request with a JSON body.
     ///
     /// # Errors
     /// Returns a [`ClientError`] if the request fails.
@@ -121,7 +121,7 @@ impl Client {
         Ok(parse(&self.request(Method::PATCH, path, json(body)?)?)?)
     }
 
-    /// Sends a request to remove an object.
+    /// Sends a DELETE request.
     ///
     /// # Errors
     /// Returns a [`ClientError`] if the request fails.
@@ -129,7 +129,7 @@ impl Client {
         self.request(Method::DELETE, path, Bytes::new()).map(drop)
     }
 
-    /// Sends a request whose response is a byte stream, and passes the bytes to `sink` in order.
+    /// Sends a POST request whose response is a byte stream, and passes the bytes to `sink` in order.
     ///
     /// # Errors
     /// Returns a [`ClientError`], or an error from `sink`.
@@ -149,7 +149,7 @@ impl Client {
         self.runtime.block_on(self.admin.follow(path, sink))
     }
 
-    /// Sends all bytes of `source`.
+    /// Sends a POST request whose body is the contents of `source`.
     ///
     /// # Errors
     /// Returns a [`ClientError`] if the request fails.

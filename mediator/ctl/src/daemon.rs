@@ -29,7 +29,7 @@ impl DaemonCommand {
     /// Runs the command.
     ///
     /// # Errors
-    /// See [`ClientError`].
+    /// Returns a [`ClientError`] if a request fails, or if the new daemon does not respond.
     pub(super) fn run(self, client: &Client, form: Form) -> Result<String, ClientError> {
         match self {
             Self::Show => Ok(form.render(&client.get("/v1/daemon")?, show)),

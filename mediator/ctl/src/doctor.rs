@@ -1,4 +1,4 @@
-//! `mediatorctl doctor`: checks a host, and reports missing parts with their remedies.
+//! `mediatorctl doctor`: checks a host, and reports missing requirements with their remedies.
 //!
 //! [`host`] accesses the host: files below a root folder, and its programs. The checks are in [`machine`] (KVM, IOMMU,
 //! the kernel), [`cards`] (drivers of the cards, NVIDIA's driver), [`workers`] (CUDA in VMs), [`vmm`] (QEMU, libvirt),
@@ -43,11 +43,11 @@ pub(super) struct Doctor {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum State {
-    /// The part is usable.
+    /// The requirement is met.
     Good,
-    /// The part affects only an unused feature, or limits the number of VMs or cards.
+    /// The requirement affects only an unused feature, or limits the number of VMs or cards.
     Note,
-    /// The configuration needs the part, but it is missing.
+    /// A requirement of the configuration is missing.
     Missing,
 }
 
@@ -85,7 +85,7 @@ impl Finding {
         Self { check, state: State::Missing, found: found.into(), what_to_do: Some(what_to_do.into()) }
     }
 
-    /// Creates a finding: missing if the part is needed, and a note otherwise.
+    /// Creates a finding: missing if the requirement is needed, and a note otherwise.
     fn needed(needed: bool, check: &'static str, found: impl Into<String>, what_to_do: impl Into<String>) -> Self {
         let of = if needed { Self::missing } else { Self::note };
         of(check, found.into(), what_to_do.into())
@@ -95,7 +95,7 @@ impl Finding {
 /// All findings, in the format of `--json`.
 #[derive(Clone, Debug, Serialize)]
 struct Findings {
-    /// True if no part is missing.
+    /// True if nothing is missing.
     good: bool,
     findings: Vec<Finding>,
 }
@@ -117,14 +117,14 @@ impl Patient<'_> {
         self.config.iter().flat_map(|config| &config.cards).any(|card| card.kind == kind)
     }
 
-    /// Returns true if the configuration serves virtual machines.
+    /// Returns true if a card for virtual machines is configured.
     fn has_vms(&self) -> bool {
         self.has(CardKind::Simgpu) || self.has(CardKind::Vfio)
     }
 }
 
 impl Doctor {
-    /// Runs the checks. Returns the output and the exit code: 0 if no part is missing, and 1 otherwise.
+    /// Runs the checks. Returns the output and the exit code: 0 if nothing is missing, and 1 otherwise.
     pub(super) fn run(self, client: &Client, socket: &Path, form: Form) -> (String, Code) {
         let host = Host::at(&self.root);
         // Relative paths start at the working directory, not at the root folder.

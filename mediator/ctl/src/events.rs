@@ -78,7 +78,7 @@ impl Events {
         format!("/v1/events?limit={PAGE}{query}{after}")
     }
 
-    /// Returns all events after the cursor in the daemon's log, as one page.
+    /// Returns the selected events after the cursor in the daemon's log, as one page.
     fn all(&self, client: &Client) -> Result<EventPage, ClientError> {
         let mut all: EventPage = client.get(&Self::path(self.after.as_deref(), ""))?;
         let mut full = all.events.len() == PAGE;
@@ -117,7 +117,7 @@ impl Events {
         }))
     }
 
-    /// Shows events as they occur, until the output is closed.
+    /// Shows past events, and then new ones as they occur, until the output is closed.
     ///
     /// # Errors
     /// Returns a [`ClientError`] if a request fails. The exit of a daemon that has responded before is not an error.
@@ -150,7 +150,7 @@ impl Events {
     }
 }
 
-/// Reason to stop following.
+/// Reason to stop following events.
 enum Stop {
     /// The request failed.
     Ask(AskError),
@@ -192,8 +192,8 @@ struct Shown<'a> {
 }
 
 impl Shown<'_> {
-    /// Writes a page as aligned lines, a line of JSON, a YAML document, or CSV with a header. Skips pages without
-    /// events and note.
+    /// Writes a page as aligned lines, a line of JSON, a YAML document, or CSV with a header. Skips pages that have
+    /// neither events nor a note.
     fn page(&mut self, page: &EventPage) -> std::io::Result<()> {
         let text = match self.form {
             Form::Table | Form::Wide => page.events.iter().fold(noted(page), |mut text, event| {

@@ -64,7 +64,7 @@ struct Images {
     images: Vec<Row>,
 }
 
-/// An image.
+/// A firmware image.
 #[derive(Clone, Debug, Serialize)]
 struct Row {
     digest: String,

@@ -33,7 +33,7 @@ impl Form {
         }
     }
 
-    /// Returns true for a table.
+    /// Returns true if the format is a table.
     pub fn is_table(self) -> bool {
         matches!(self, Self::Table | Self::Wide)
     }

@@ -62,7 +62,7 @@ struct Cards {
     cards: Vec<ManagedCard>,
 }
 
-/// A card of the host.
+/// An NVIDIA card of the host.
 #[derive(Clone, Debug, Serialize)]
 struct ManagedCard {
     #[serde(flatten)]

@@ -11,7 +11,8 @@
 //! Exit codes ([`Code`]) are part of the interface, as are `--output json` and `yaml`, which print the API's responses
 //! unchanged.
 //!
-//! The crate does not change the host, except for a card's host driver: all other changes are requests to the daemon.
+//! The crate does not change virtual machines, tenants or cards itself, except for a card's host driver: it sends
+//! requests to the daemon.
 
 use std::io::{self, Write};
 use std::path::PathBuf;

@@ -1,14 +1,14 @@
 //! libvirt's hook: creates a domain's vGPU before the domain starts, and removes it after the domain has stopped.
 //!
 //! libvirt runs the hook as root with the domain XML on standard input: `HOOK DOMAIN prepare begin -` before QEMU
-//! starts, and `HOOK DOMAIN release end -` after QEMU has exited. libvirt also calls `release` if QEMU was killed, and
-//! at libvirt's next startup if it was down when QEMU exited. If `prepare` fails, libvirt cancels the start and shows
-//! the hook's message.
+//! starts, and `HOOK DOMAIN release end -` after QEMU has exited. libvirt also calls `release` if QEMU was killed. If
+//! libvirt was down when QEMU exited, it calls `release` at its next startup. If `prepare` fails, libvirt cancels the
+//! start and shows the hook's message.
 //!
 //! The hook writes a note with the host's boot ID for each VM that it creates, next to libvirt's own state. Therefore,
 //! VMs that remain after a power loss are removed when the next domain starts. Each of the hook's VMs has a label with
-//! a unique ID, which is also in the note, so the hook never removes another VM with the same name. It also keeps VMs
-//! that a VMM is using. libvirt also calls `release` after a failed `prepare`.
+//! a unique ID, which the note also contains. Therefore, the hook never removes another VM with the same name. It also
+//! keeps VMs that a VMM is using. libvirt also calls `release` after a failed `prepare`.
 //!
 //! Source: libvirt's `hooks.html`.
 
@@ -40,7 +40,7 @@ const RANDOM: &str = "/proc/sys/kernel/random/uuid";
 const PREPARED: &str = "libvirt_prepared";
 /// Label with the name of the VM's domain.
 const DOMAIN: &str = "libvirt_domain";
-/// Maximum length of this label's value.
+/// Maximum length of the value of the label [`DOMAIN`], in characters.
 const MAX_LABEL: usize = 100;
 /// Maximum size of a note, in bytes.
 const MAX_NOTE: u64 = 64 << 10;
@@ -89,7 +89,7 @@ struct Note {
     prepared: String,
 }
 
-/// Result of a removal.
+/// Result of removing a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Removed {
     /// The note's VM no longer exists.
@@ -193,7 +193,8 @@ impl Hook {
     fn make(&self, client: &Client, wanted: &Wanted, uuid: Option<String>) -> Result<(), ClientError> {
         let Wanted { vm, keys, user, passed } = wanted;
         let note = self.note(&self.domain);
-        // The VM is left over from an interrupted start. A VM that a VMM is using belongs to another domain.
+        // A VM with the domain's note is left over from an interrupted start, and is replaced. A VM that a VMM is using
+        // belongs to another domain.
         let path = format!("/v1/vms/{}", client::segment(vm));
         match client.get::<api::Vm>(&path) {
             Ok(there) if there.state == api::VmState::Connected => {
@@ -298,7 +299,8 @@ impl Note {
     }
 }
 
-/// Removes a note's virtual machine, if it still exists and no VMM is using it after `patience`.
+/// Removes a note's virtual machine if it still exists. Waits up to `patience` for its VMM to exit, and keeps the VM if
+/// the VMM still uses it.
 fn remove(client: &Client, note: &Note, patience: Duration) -> Result<Removed, ClientError> {
     let path = format!("/v1/vms/{}", client::segment(&note.vm));
     let is_gone = |error: &ClientError| matches!(error, ClientError::Ask(AskError::Refused(error)) if error.code == ErrorCode::NotFound);
@@ -319,7 +321,7 @@ fn remove(client: &Client, note: &Note, patience: Duration) -> Result<Removed, C
     }
 }
 
-/// Reads a note.
+/// Reads a note. Returns `None` if it is missing or invalid.
 fn read_note(path: &Path) -> Option<Note> {
     let mut text = String::new();
     fs::File::open(path).ok()?.take(MAX_NOTE).read_to_string(&mut text).ok()?;
@@ -380,7 +382,7 @@ fn attributes(element: &BytesStart<'_>) -> Result<Vec<(String, String)>, String>
     element.attributes().map(attribute).collect()
 }
 
-/// Returns the keys of a `vgpu` element.
+/// Converts a `vgpu` element to a request for a vGPU.
 fn asked(element: &BytesStart<'_>, domain: &str) -> Result<Wanted, String> {
     let mut wanted = Wanted { vm: domain.to_owned(), ..Wanted::default() };
     let (mut memory, mut time) = (Map::new(), Map::new());

@@ -1,4 +1,4 @@
-//! The operator's tool, see `mediatorctl --help`.
+//! The operator's tool; see `mediatorctl --help`.
 
 use std::process::ExitCode;
 

@@ -179,7 +179,7 @@ impl Settings {
     }
 }
 
-/// A size, or `default`.
+/// A size in MiB, or `None` for `default`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mib(Option<u64>);
 

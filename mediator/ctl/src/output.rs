@@ -206,7 +206,7 @@ fn counts(title: &str, counts: &BTreeMap<String, u64>) -> String {
     format!("\n{}", table(rows, &[1]))
 }
 
-/// Renders the arguments first, so that users can copy the line, and then notes as shell comments.
+/// Renders the arguments first, so that users can copy the line, and then notes as comments.
 #[must_use]
 pub fn launch_args(args: &LaunchArgs) -> String {
     let mut text = format!("{}\n", args.command);

@@ -21,7 +21,7 @@ pub struct Replayed {
     pub policy: PolicyKind,
     /// True if the decisions match the recording; false if they were made by another policy.
     pub recorded: bool,
-    /// Usage of engines. Unused engines are omitted.
+    /// Usage of each engine by each virtual machine. Unused engines are omitted.
     pub uses: Vec<ReplayedUse>,
 }
 
@@ -30,9 +30,9 @@ pub struct Replayed {
 pub struct ReplayedUse {
     /// Name of the virtual machine, or its ID if it was added after the start of the recording.
     pub vm: String,
-    /// The engine.
+    /// Engine that the virtual machine used.
     pub engine: Engine,
-    /// Time used, in ns.
+    /// Engine time that the virtual machine used, in ns.
     pub used_ns: u64,
     /// The VM's fraction of the engine's total use, in percent.
     pub share_percent: f64,
@@ -47,7 +47,8 @@ pub struct ReplayedUse {
 /// Replays a recording with the recorded policy, or with another one.
 ///
 /// # Errors
-/// Returns an error if the file is not a recording, or if a decision differs from the recorded one.
+/// Returns an error if the file is not a recording, or if, under the recorded policy, a decision differs from the
+/// recorded one.
 pub fn replay(file: &Path, policy: Option<PolicyKind>) -> Result<Replayed, ClientError> {
     let wrong = |source| ClientError::Record { path: file.to_owned(), source };
     let opened = File::open(file).map_err(|error| wrong(error.into()))?;

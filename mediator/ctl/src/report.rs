@@ -1,6 +1,6 @@
 //! `mediatorctl sched report`: a chart of how virtual machines use an engine over time.
 //!
-//! The chart shows each VM's fraction of the engine's time in windows of at most 500 ms. It is modelled on figures 7
+//! The chart shows each VM's fraction of the engine's time in windows of 500 ms by default. It is modelled on figures 7
 //! and 8 of GPUvm (Suzuki et al., USENIX ATC 2014) and figures 14 to 16 of Gdev (Kato et al., USENIX ATC 2012).
 
 use plotters::coord::Shift;
@@ -69,16 +69,17 @@ pub struct Summary {
     pub window_ms: u64,
     /// Number of windows.
     pub windows: usize,
-    /// Jain's index: 1 if all users received the same fraction of their entitlements. Absent if no VM used the engine.
+    /// Jain's index: 1 if all VMs with use received the same fraction of their entitlements. Absent if no VM used the
+    /// engine.
     pub jain: Option<f64>,
-    /// The virtual machines.
+    /// Shares of the virtual machines.
     pub vms: Vec<Received>,
 }
 
 /// Average share of the engine's time that a virtual machine received.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Received {
-    /// The virtual machine.
+    /// Name of the virtual machine.
     pub vm: String,
     /// Share to which the virtual machine is entitled while all VMs have work, in percent.
     pub entitled_percent: f64,
@@ -97,18 +98,20 @@ pub fn busiest(history: &SchedulerHistory) -> Engine {
     Engine::ALL.into_iter().rev().max_by_key(used).unwrap_or(Engine::Compute)
 }
 
-/// Returns Jain's fairness index: 1 for equal values, and 1/n if only one value is nonzero. Returns `None` for an empty
-/// slice.
+/// Returns Jain's fairness index: 1 for equal values, and 1/n if only one value is nonzero. Returns `None` if no value
+/// is nonzero.
 fn jain(values: &[f64]) -> Option<f64> {
     let (sum, squares) = values.iter().fold((0.0, 0.0), |(sum, squares), value| (sum + value, squares + value * value));
     (squares > 0.0).then(|| sum * sum / (values.len() as f64 * squares))
 }
 
 impl Uses {
-    /// Summarizes a history in windows of `window_ms` milliseconds, from the first use to the last complete interval.
+    /// Summarizes a history in whole windows of `window_ms` milliseconds, counted back from the end of the last
+    /// complete interval to the first use.
     ///
     /// # Errors
-    /// Returns an error if the window is not a multiple of the history's interval, or if there are too many windows.
+    /// Returns an error if the window is not a multiple of the history's interval or is longer than the report, or if
+    /// there are too many windows.
     pub(crate) fn from_history(history: &SchedulerHistory, engine: Engine, window_ms: u128) -> Result<Self, String> {
         let interval_ms = history.interval_ms.max(1);
         let window_ms = u64::try_from(window_ms).unwrap_or(u64::MAX);
@@ -123,12 +126,12 @@ impl Uses {
         let earliest = end.saturating_sub(history.since_ms.saturating_mul(1_000_000));
         let samples = || history.vms.iter().flat_map(|vm| &vm.samples);
         let first = samples().map(|sample| sample.from_ns).min().unwrap_or(earliest).clamp(earliest, end);
-        // Whole windows, counted from the end.
+        // Count whole windows from the end.
         let windows = ((end - first) / window).max(1);
         if windows > MAX_WINDOWS {
             return Err(format!("{windows} windows, expected at most {MAX_WINDOWS}; choose a longer window"));
         }
-        // PANIC: at most MAX_WINDOWS.
+        // PANIC: the value is at most MAX_WINDOWS.
         let count = windows as usize;
         let vms = history.vms.iter().map(|vm| {
             let mut percent = vec![0.0; count];
@@ -316,7 +319,7 @@ mod tests {
         let uses = Uses::from_history(&history(), Engine::Compute, 100).unwrap();
         assert_eq!(uses.windows(), 10);
         assert_eq!(uses.vms[1].percent[..2], [30.0, 0.0]);
-        // The VMs received 60 of 80 and 15 of 20, which is three quarters of each entitlement.
+        // The VMs received 60 of 80 percent and 15 of 20 percent, three quarters of each entitlement.
         let summary = uses.summary("f");
         assert!((summary.jain.unwrap() - 1.0).abs() < 1e-9, "{summary:?}");
         assert!((summary.vms[1].received_percent - 15.0).abs() < 1e-9);

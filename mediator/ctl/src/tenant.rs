@@ -284,7 +284,7 @@ fn tenants(tenants: &[Tenant], wide: bool) -> String {
     output::table(rows, numbers)
 }
 
-/// Returns the name and process ID of a program. For a worker, also returns those of the guest program.
+/// Describes a program by its name and process ID. For a worker, describes its guest program, with both process IDs.
 fn program(api::Program { pid, name, guest }: &api::Program) -> String {
     let Some(guest) = guest else { return format!("{name} ({pid})") };
     let name = if guest.name.is_empty() { name } else { &guest.name };
@@ -338,7 +338,7 @@ fn show(tenant: &Tenant) -> String {
     output::table(rows.chain(cards).chain(labels).collect(), &[])
 }
 
-/// Returns the card memory that a tenant uses beyond its account.
+/// Describes the card memory that a tenant uses beyond its account.
 fn past(tenant: &Tenant) -> String {
     let one = |one: &Unaccounted| format!("{} ({}): {} MiB", one.program, one.pid, mib(one.bytes));
     let mut parts: Vec<String> = tenant.unaccounted.iter().map(one).collect();

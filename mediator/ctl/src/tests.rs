@@ -1,4 +1,4 @@
-//! Runs `mediatorctl` as a process would, against a daemon with plain cards.
+//! Runs `mediatorctl` within the test process, against a daemon with software cards.
 
 use super::*;
 use crate::client::Client;

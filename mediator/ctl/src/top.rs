@@ -111,7 +111,7 @@ impl Top {
         ended.map(|()| String::new()).map_err(ClientError::Terminal)
     }
 
-    /// Waits for a key press, or until the next refresh.
+    /// Waits for an input event, or until the next refresh is due.
     fn wait(&self, view: &mut View) -> std::io::Result<Turn> {
         let deadline = Instant::now() + self.interval;
         loop {
@@ -129,7 +129,7 @@ impl Top {
 }
 
 impl View {
-    /// Handles a key press or mouse event.
+    /// Handles a key press, a mouse event, or a resize.
     fn react(&mut self, event: &Event) -> Reaction {
         let key = match event {
             Event::Resize(..) => return Reaction::Draw,
@@ -170,7 +170,7 @@ impl View {
     }
 }
 
-/// Effect of a key press or mouse event.
+/// Effect of an input event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reaction {
     Nothing,

@@ -62,7 +62,7 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Parses a revision of the daemon.
+/// Parses a revision of the daemon's state.
 ///
 /// # Errors
 /// Returns an error if the text is invalid; the error names the expected format.

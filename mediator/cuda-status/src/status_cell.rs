@@ -1,5 +1,5 @@
-//! The latest status of a card's owner. The thread that communicates with the owner writes it. Readers never block on
-//! the owner.
+//! The latest status of a card's owner. The thread that communicates with the owner writes the status. Readers never
+//! block on the owner.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ impl Seen {
         Window::last(self.card.time.now, History::INTERVAL_NS).from.0
     }
 
-    /// Returns a tenant's number and description.
+    /// Returns a tenant's ID and description.
     #[must_use]
     pub fn tenant(&self, name: &str) -> Option<(TenantId, &TenantView)> {
         self.card.tenants.iter().find(|(_, tenant)| tenant.name == name).map(|(&id, tenant)| (id, tenant))

@@ -4,10 +4,10 @@
 //! bodies, and the crate [`api`] defines the messages.
 //!
 //! The API runs on its own thread, outside the guests' data path. Slow requests (adding or removing a virtual machine)
-//! run concurrently, so that read-only requests never wait.
+//! run concurrently, so that read-only requests never wait for them.
 //!
-//! Only the sockets' file permissions control access: a client of the admin socket may do everything, and a client of
-//! the read-only socket may only read.
+//! Only the sockets' file permissions control access: a client of the admin socket may send any request, and a client
+//! of the read-only socket may only read.
 
 use std::future::{Future, IntoFuture};
 use std::net::TcpListener;
@@ -40,7 +40,7 @@ pub(crate) struct Listeners {
 /// Serves the API until `stop` is set. Requests in flight then have [`SHUTDOWN_GRACE`] to complete.
 ///
 /// # Errors
-/// Returns an error if a socket cannot be used.
+/// Returns an error if setting up or serving a socket fails.
 pub(crate) async fn serve(
     daemon: Arc<Daemon>,
     listeners: Listeners,

@@ -33,9 +33,9 @@ pub(crate) struct BackendStatus {
     pub programs: Vec<api::GuestProgram>,
 }
 
-/// Interface of the daemon to a virtual machine on a card, used while the VM's thread owns the device.
+/// The daemon's interface to a virtual machine on a card, used while the VM's thread owns the device.
 pub trait VmBackend: Send + Sync {
-    /// Returns the status. Any thread may call it, so it must not wait for a guest.
+    /// Returns the status. Any thread may call this function, so it must not wait for a guest.
     fn status(&self) -> BackendStatus;
 
     /// Returns the virtual machine's ID in the card's scheduler, or `None` if the guest drives the card directly.
@@ -76,7 +76,7 @@ pub trait VmBackend: Send + Sync {
     }
 }
 
-/// Device of a virtual machine.
+/// A virtual machine's new device, in two parts.
 pub struct Built {
     /// Part used by the vfio-user server.
     pub device: Box<dyn Device>,
@@ -90,7 +90,7 @@ pub struct Built {
 pub(crate) struct BackendError {
     /// Error message.
     pub what: String,
-    /// Remedy for the operator, if memory is short.
+    /// Remedy for the operator, if the cause is a memory shortage.
     pub lacks: Option<String>,
 }
 
@@ -110,9 +110,9 @@ impl BackendError {
 /// Status of a card, for operators.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CardStatus {
-    /// Reason why the card is permanently out of service for all users; `None` if it is in service.
+    /// Reason why the card is permanently out of service for all users; `None` if it has not failed.
     pub failed: Option<String>,
-    /// Reason why the card is out of service until it recovers by itself; `None` if it is in service.
+    /// Reason why the card is temporarily out of service; `None` otherwise.
     pub trouble: Option<String>,
     /// PCI vendor and device ID, such as `10de:06d8`.
     pub pci_id: String,
@@ -126,13 +126,14 @@ pub(crate) struct CardStatus {
     pub apertures_mib: Option<[u64; 2]>,
     /// Number of channels available to virtual machines.
     pub channels: u32,
-    /// VRAM assigned to no VM, in MiB; only if the mediator owns the card. The configuration may permit less.
+    /// VRAM that is not assigned to a VM, in MiB; `None` unless the mediator owns the card. The configuration may limit
+    /// VMs to less VRAM.
     pub vram_free_mib: Option<u64>,
     /// VRAM that backs virtual machines' memory, in MiB. Memory that a guest has never used is not backed.
     pub vram_placed_mib: u64,
     /// VRAM that the mediator itself uses, in MiB.
     pub vram_mediator_mib: u64,
-    /// Processes that use the card without going through its owner.
+    /// Processes that use the card directly, bypassing its owner.
     pub strangers: Vec<api::Stranger>,
     /// Used card memory that cannot be attributed to a process or tenant, in bytes.
     pub unexplained_bytes: u64,
@@ -163,12 +164,13 @@ pub(crate) trait CardBackend: Send + Sync {
     /// Returns the status of the card.
     fn status(&self) -> CardStatus;
 
-    /// Returns the interrupt counts of a virtual machine's device, by type.
+    /// Returns the number of interrupt vectors of a virtual machine's device, by type.
     fn irqs(&self) -> IrqCounts {
         IrqCounts { intx: 1, msi: 1, ..IrqCounts::default() }
     }
 
-    /// Returns the shares of the card's time and its use in the last `recent_ns` ns, or `None` without a scheduler.
+    /// Returns the shares of the card's time, with the time used in the last `recent_ns` ns, or `None` without a
+    /// scheduler.
     fn scheduler(&self, _recent_ns: u64) -> Option<SchedulerUsage> {
         None
     }
@@ -176,14 +178,14 @@ pub(crate) trait CardBackend: Send + Sync {
     /// Changes the card's scheduler settings, which the caller has validated. Existing work continues.
     fn set_scheduler(&self, _config: sched::Config) {}
 
-    /// Changes a virtual machine's share of the card's time, which the caller has validated.
+    /// Changes a virtual machine's share of the card's time. The caller has validated the share.
     fn set_share(&self, _vm: TenantId, _params: VgpuParams) {}
 
     /// Releases a virtual machine from quarantine, and clears its strikes.
     fn release_vm(&self, _vm: TenantId) {}
 
     /// Starts recording the card's scheduler, up to `limit` bytes. `names` maps the card's virtual machines to their
-    /// names. Returns false if the card has no scheduler now, or is already being recorded.
+    /// names. Returns false if the card currently has no scheduler, or is already being recorded.
     fn start_record(&self, _names: &BTreeMap<TenantId, String>, _limit: usize) -> bool {
         false
     }
@@ -220,7 +222,7 @@ pub(crate) trait CardBackend: Send + Sync {
     /// Changes the card's memory settings, which the caller has validated.
     ///
     /// # Errors
-    /// Returns an error, and changes nothing, if the card cannot change the settings now.
+    /// Returns an error, and changes nothing, if the card currently cannot change the settings.
     fn set_memory(&self, _memory: CardMemory) -> Result<(), BackendError> {
         Ok(())
     }

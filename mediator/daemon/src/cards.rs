@@ -46,7 +46,7 @@ impl Cards {
         Self { store, inbox }
     }
 
-    /// Returns the firmware for a card's falcons.
+    /// Returns the approved firmware for a card's falcons, or placeholders for a software card.
     fn firmware(&self, kind: CardKind) -> Result<Set, BackendError> {
         if kind == CardKind::Simgpu {
             return Ok(Set::stand_in());
@@ -72,7 +72,7 @@ impl OpenCard for Cards {
 /// Nanoseconds per millisecond.
 const MS: u64 = 1_000_000;
 
-/// Returns the division of a card's memory into chunks of `chunk_kib` KiB.
+/// Converts a card's memory settings to the card manager's format, with sizes in chunks of `chunk_kib` KiB.
 fn division(memory: &CardMemory, chunk_kib: u64) -> Division {
     let chunks = |mib: u64| u32::try_from(mib.saturating_mul(1024) / chunk_kib.max(1)).unwrap_or(u32::MAX);
     let QuantaSpec { mode, window_ms, on_permille, margin_permille, factor, min_ms, max_ms } = memory.quanta;
@@ -111,7 +111,7 @@ struct OwnedCard {
     /// The card's memory settings.
     memory: Mutex<rank::MemorySettings, CardMemory>,
     next_vm: AtomicU32,
-    /// True if the VRAM still contains data of a virtual machine that used the card in passthrough.
+    /// True once the card has been released for passthrough, because the VRAM may then contain a passthrough VM's data.
     left_over: AtomicBool,
 }
 
@@ -123,7 +123,7 @@ impl OwnedCard {
         Self { spec, cards, card, host, scheduler, memory, next_vm, left_over }
     }
 
-    /// Returns the current settings in the format of the card's owner.
+    /// Returns the current settings in the format of the card manager.
     fn sharing(&self) -> Sharing {
         Sharing {
             chunk_bytes: self.spec.chunk_kib << 10,
@@ -137,7 +137,8 @@ impl OwnedCard {
         }
     }
 
-    /// Returns a virtual machine's settings with the configured guarantee. Its guest sees `vram_bytes` bytes of VRAM.
+    /// Returns a virtual machine's settings. Its guest sees `vram_bytes` bytes of VRAM, which are all guaranteed if
+    /// `on_full` is `refuse`.
     fn settings(&self, vm: &VmSpec, vram_bytes: u64) -> Settings {
         let mut memory = vm.memory.limits(vm.vram_mib.unwrap_or(0), &self.spec);
         if memory.on_full == OnFull::Refuse {
@@ -164,9 +165,9 @@ impl OwnedCard {
         Settings { share, shadow: vm.shadow, apertures, queue_limit: vm.memory.queue_limit(), paravirtual }
     }
 
-    /// Releases the card from the mediator for passthrough. Zeroes other virtual machines' data in VRAM.
+    /// Releases the card for passthrough, after zeroing the data that an earlier passthrough VM left in VRAM.
     fn hand_over(&self) -> Result<(), BackendError> {
-        // The mediator scrubs its own VMs' memory. This scrub removes an earlier passthrough VM's data.
+        // The mediator itself scrubs the memory of its VMs. This scrub removes an earlier passthrough VM's data.
         if self.left_over.swap(true, Ordering::Relaxed) {
             let host = self.host()?;
             while host.lock().vram_mut().scrub_piece().map_err(BackendError::failed)? {}
@@ -396,7 +397,7 @@ impl ReopenedCard {
         &self.owned.spec
     }
 
-    /// Returns the interrupt counts of a virtual machine's device, by type.
+    /// Returns the number of interrupt vectors of a virtual machine's device, by type.
     pub(crate) fn irqs(&self) -> IrqCounts {
         self.owned.irqs()
     }

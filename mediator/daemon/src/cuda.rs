@@ -6,7 +6,7 @@
 //! 119](../../../docs/decisions/119-cuda-owner-process.md) explains why the owner is not part of the daemon.
 //!
 //! Readers never wait for an owner. A change to a card waits for other changes to this card and for the card's owner.
-//! Meanwhile, it holds only this card's lock.
+//! While waiting, a change holds only this card's lock.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -46,9 +46,9 @@ pub(super) struct CudaCard {
     status_cell: Arc<StatusCell>,
     stop: Arc<AtomicBool>,
     thread: Mutex<rank::Threads, Option<JoinHandle<()>>>,
-    /// The owner process that another daemon started. `None` once this daemon uses the owner.
+    /// The owner's supervisor and its commands, until [`Self::begin`] passes them to a thread.
     waiting: Mutex<rank::Threads, Option<(Supervisor, Receiver<Command>)>>,
-    /// State of the owner that another daemon started, until this daemon has confirmed it.
+    /// State of the owner if another daemon started it. Excludes tenants that this daemon has already confirmed.
     known: Mutex<rank::Threads, Option<SavedOwner>>,
     changing: Mutex<rank::CudaChanging, ()>,
     /// Number of pending or running changes.
@@ -135,15 +135,16 @@ impl CudaCard {
     /// Returns the last status of the card, without waiting for the card's owner.
     ///
     /// # Errors
-    /// Returns an error if the owner does not respond now.
+    /// Returns an error if the owner is not responding.
     pub fn seen(&self) -> Result<Arc<Seen>, DaemonError> {
         self.status_cell.seen().map_err(DaemonError::Owner)
     }
 
-    /// Waits until no other thread is changing the card. The caller must not hold a lock that other threads need.
+    /// Waits until no other thread is changing the card, and returns the right to change it. The caller must not hold a
+    /// lock that other threads need.
     ///
     /// # Errors
-    /// Returns an error if the card's owner does not respond now, or if too many changes are pending.
+    /// Returns an error if the card's owner is not responding, or if too many changes are pending.
     pub fn change(&self) -> Result<Change<'_>, DaemonError> {
         self.status_cell.trouble().map_err(DaemonError::Owner)?;
         let place = Place(&self.changes);
@@ -185,7 +186,7 @@ impl Change<'_> {
         let sent = self.card.commands.send(Command::Ask(Box::new(request), reply));
         sent.map_err(|_| gone("the daemon is exiting".to_owned()))?;
         locks::may_wait();
-        // The thread always responds, because its wait for the owner has a time limit.
+        // The supervisor's thread always responds, because its wait for the owner has a time limit.
         let answer = answer.recv().map_err(|_| gone("the daemon is exiting".to_owned()))?;
         match answer.map_err(gone)? {
             Answer::Failed(what) => Err(DaemonError::Setting { of: of.to_owned(), what }),
@@ -261,11 +262,11 @@ impl CardBackend for Backend {
     }
 }
 
-/// Converts a tenant to the format of the owner of one of its cards. `function` is the CUDA function of a tenant that
-/// is a VM.
+/// Converts a tenant to the format used by the owner of one of the tenant's cards. `function` is the CUDA function of a
+/// tenant that is a VM.
 ///
 /// # Errors
-/// Returns an error if a user or group of the tenant's socket does not exist.
+/// Returns an error if the user or the group of the tenant's socket does not exist.
 pub fn tenant(
     spec: &TenantSpec,
     card: &CardSpec,

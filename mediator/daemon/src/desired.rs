@@ -145,7 +145,8 @@ impl Daemon {
         Ok(Applied { revision: self.revision(), dry_run, steps: done })
     }
 
-    /// Returns the steps towards `desired`, without checking whether they are possible.
+    /// Returns the steps that lead to `desired`, with obstacles for invalid keys and values. Does not check whether the
+    /// steps are possible. With `all`, also removes objects that are not in `desired`.
     fn plan(&self, state: &State, desired: &Desired, all: bool) -> Plan {
         let mut plan = Plan::default();
         if let Some(patch) = &desired.daemon {
@@ -244,7 +245,7 @@ impl Daemon {
         }
     }
 
-    /// Returns the obstacles to a plan's tenants. `vms` contains the virtual machines after the plan.
+    /// Returns the obstacles to the tenants of a plan. `vms` are the virtual machines that exist after the plan.
     fn judge_tenants(&self, state: &State, plan: &Plan, vms: &[&VmSpec]) -> Vec<Obstacle> {
         let vms: Vec<&str> = vms.iter().map(|vm| vm.name.as_str()).collect();
         let changed =
@@ -286,7 +287,7 @@ impl Daemon {
         obstacles
     }
 
-    /// Adds all obstacles to a plan.
+    /// Checks whether a plan's steps are possible, and adds the obstacles to the plan.
     fn judge(&self, state: &State, plan: &mut Plan) {
         let mut obstacles = Vec::new();
         for Item { step, vm, .. } in &plan.items {
@@ -294,7 +295,7 @@ impl Daemon {
             let fixed = step.changes.iter().filter(|change| !changeable(step.kind, is_function, &change.key));
             obstacles.extend(fixed.map(|change| fixed_key(step, change)));
         }
-        // The virtual machines after the plan. Existing ones come first, because they have priority.
+        // Check the virtual machines that exist after the plan. Existing ones come first, because they have priority.
         let changed =
             |name: &String| plan.items.iter().find(|item| item.step.kind == Kind::Vm && item.step.name == *name);
         let staying = state.vms.iter().filter_map(|(name, entry)| match changed(name) {
@@ -378,7 +379,7 @@ impl Daemon {
 }
 
 impl Daemon {
-    /// Makes the changes in a card's step. If the step drains the card, the card keeps its tenants.
+    /// Applies the changes in a card's step. If the step drains the card, the card keeps its tenants.
     fn change_card(&self, step: &Step) -> Result<(), DaemonError> {
         let [scheduler, memory] = ["scheduler", "memory"].map(|table| within(step, table));
         if let Some(drained) = drained_by(step) {
@@ -399,14 +400,14 @@ impl Daemon {
         Ok(())
     }
 
-    /// Makes the changes in a tenant's step.
+    /// Applies the changes in a tenant's step.
     fn change_tenant(&self, step: &Step) -> Result<(), DaemonError> {
         let changes = step.changes.iter().map(|change| (change.key.clone(), change.to.clone()));
         let patch = with(&Map::new(), &changes.collect()).unwrap_or_default();
         self.tune_tenant(&step.name, &patch, None, "")
     }
 
-    /// Makes the changes in a virtual machine's step.
+    /// Applies the changes in a virtual machine's step.
     fn change_vm(&self, step: &Step) -> Result<(), DaemonError> {
         if self.is_tenant(&step.name) {
             return self.change_tenant(step);
@@ -423,7 +424,7 @@ impl Daemon {
 }
 
 impl Plan {
-    /// Updates the drain marks of the cards that the plan drains or undrains.
+    /// Returns `cards` with the drain marks that the plan sets or clears.
     fn marked(&self, mut cards: Vec<CardSpec>) -> Vec<CardSpec> {
         let steps = || self.items.iter().map(|item| &item.step).filter(|step| step.kind == Kind::Card);
         for card in &mut cards {
@@ -437,7 +438,7 @@ impl Plan {
         self.obstacles.push(Obstacle { code, of, what });
     }
 
-    /// Returns the name in a table, unless another table of the same kind has the same name.
+    /// Returns the name in a table. If it is missing or a duplicate, adds an obstacle and returns `None`.
     fn name(&mut self, kind: Kind, index: usize, table: &Map<String, Value>) -> Option<String> {
         let Some(name) = table.get("name").and_then(Value::as_str) else {
             let table = match kind {
@@ -457,8 +458,8 @@ impl Plan {
         Some(name.to_owned())
     }
 
-    /// Returns the differences between a table and `now`, and the resulting table. Omitted keys are set to their
-    /// defaults.
+    /// Applies a patch to `now`. Returns the step with the changed keys, and the result. `whole` fills in the defaults
+    /// of unset keys before the comparison.
     fn compared<T: Serialize + DeserializeOwned>(
         &mut self,
         kind: Kind,

@@ -53,18 +53,18 @@ impl State {
 }
 
 impl Daemon {
-    /// Returns the working cards that a virtual machine may move to.
+    /// Returns the cards that have not failed.
     fn working(&self) -> Vec<CardSpec> {
         let fails =
             |card: &CardSpec| self.cards.get(&card.name).is_none_or(|card| card.backend.status().failed.is_some());
         self.specs.iter().filter(|card| !fails(card)).cloned().collect()
     }
 
-    /// Checks that a virtual machine may move to a card: both support moves, and the card accepts the virtual machine
-    /// and has enough memory.
+    /// Checks that a virtual machine may move to a card: the virtual machine supports moves, and the card has not
+    /// failed, accepts the virtual machine, and has enough memory.
     ///
     /// # Errors
-    /// Returns the obstacle as an error if the virtual machine may not move.
+    /// Returns the obstacle as an error if the virtual machine cannot move.
     pub(crate) fn may_move(&self, name: &str, to: &str) -> Result<(), DaemonError> {
         let failed = self.known(to)?.backend.status().failed;
         let vm = self.state.lock().movable(name)?.spec.clone();
@@ -133,7 +133,8 @@ impl Daemon {
         Ok(moved)
     }
 
-    /// Moves a virtual machine to a suitable card, and counts and logs the move. The caller must hold `changing`.
+    /// Moves a virtual machine to a card if it may move there, and counts and logs the move. The caller must hold
+    /// `changing`.
     fn move_counted(&self, name: &str, card: &str, reason: &str) -> Result<Moved, DaemonError> {
         self.may_move(name, card)?;
         let event = |kind, what: String| self.events.add(NewEvent::vm(kind, name, what).on(card));
@@ -178,7 +179,7 @@ impl Daemon {
     }
 
     /// Drains a card if the revision is still `expected`, and moves its virtual machines and tenants to other cards,
-    /// one after the other. Those that cannot move continue on the card and are reported; another call retries.
+    /// one after the other. Those that cannot move continue on the card and are reported; another call retries them.
     ///
     /// # Errors
     /// Returns an error if the card does not exist, the revision differs, or the change cannot be saved.
@@ -190,7 +191,7 @@ impl Daemon {
         }
         self.keep()?;
         let (vms, tenants) = {
-            // Each arrival accepted before the mark has now been completed or rejected.
+            // Each arrival that began before the card was marked has now completed or failed.
             let _one_at_a_time = self.changing.lock();
             let state = self.state.lock();
             let of_card = |entry: &&Entry| entry.spec.card == card;
@@ -207,7 +208,7 @@ impl Daemon {
                 Err(error) => left.push(reported(tenant, &error)),
             }
         }
-        // Save changes that a failed save after a move left unsaved, or report the error.
+        // Save again, because the save after a move may have failed.
         self.keep()?;
         let count = moved.len() + gone.len();
         tracing::info!(card, moved = count, left = left.len(), "the card is drained");

@@ -84,10 +84,11 @@ pub(super) enum EndpointServer {
 }
 
 impl EndpointServer {
-    /// Serves until `stop` is set, starting with the suspended clients in `parked`. Returns the clients when suspended.
+    /// Serves until `stop` is set, starting with the suspended clients in `parked`. Returns the suspended clients if
+    /// suspension was requested.
     ///
     /// # Errors
-    /// Returns an error if the host fails.
+    /// Returns an error if the socket or the Xen domain fails.
     pub fn serve(
         &mut self,
         link: &Link,
@@ -104,7 +105,8 @@ impl EndpointServer {
     /// Restores another daemon's clients, and connects their memory and interrupts to `link`.
     ///
     /// # Errors
-    /// Returns an error if their state is invalid, or if their memory cannot be mapped.
+    /// Returns an error if the endpoint is a Xen domain, if the clients' state is invalid, or if their memory cannot be
+    /// mapped.
     pub fn parked(
         &self,
         saved: SavedClients,

@@ -7,7 +7,7 @@ use config::check::{Refusal, RefusalKind};
 use listening::account::NoAccount;
 use listening::folders::FolderError;
 
-/// An error of a request. The message is for users, and [`DaemonError::code`] is for programs.
+/// Error of a request to the daemon. The message is for users, and [`DaemonError::code`] is for programs.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
     /// No virtual machine has this name.
@@ -59,7 +59,7 @@ pub enum DaemonError {
     /// A tenant with this name already exists.
     #[error("tenant `{0}` already exists")]
     TenantThere(String),
-    /// Another process holds a lease on limits of the tenant.
+    /// Another process holds a lease on the tenant's limits.
     #[error("process {1} already holds a lease on limits of tenant `{0}`")]
     Leased(String, i32),
     /// The daemon cannot watch the client's process.
@@ -102,7 +102,7 @@ pub enum DaemonError {
     /// A card has no scheduler.
     #[error("card `{0}` has no scheduler")]
     Unscheduled(String),
-    /// A card's scheduler cannot be recorded now.
+    /// A card's scheduler currently cannot be recorded.
     #[error("card `{0}` cannot be recorded: no VM uses it, or it is already being recorded")]
     NoRecord(String),
     /// A VM's accesses are already being counted.
@@ -113,7 +113,7 @@ pub enum DaemonError {
     Setting {
         /// Kind and name of the object.
         of: String,
-        /// The key, with the problem in its value.
+        /// The key, and the reason why its value is invalid.
         what: String,
     },
     /// A query parameter has an invalid value.
@@ -137,7 +137,7 @@ pub enum DaemonError {
     TenantStays {
         /// Name of the tenant.
         tenant: String,
-        /// The target card, in words.
+        /// Description of the target card.
         to: String,
         /// Reason why the move is impossible.
         why: String,

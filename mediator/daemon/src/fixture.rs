@@ -137,7 +137,7 @@ impl Device for FakeDevice {
     fn disconnected(&mut self) {}
 }
 
-/// A daemon with two cards of 512 MiB, in its own directory.
+/// A test daemon in its own directory.
 pub struct Fixture {
     /// Directory of the daemon.
     pub folder: TempDir,

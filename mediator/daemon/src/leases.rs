@@ -48,7 +48,7 @@ impl Daemon {
         })?;
         let process = Process::open(pid).map_err(|error| DaemonError::Unwatched(error.to_string()))?;
         let mut keys = table(wanted).map_err(wrong)?;
-        // A table without keys changes nothing.
+        // Drop tables without keys, which change nothing.
         keys.retain(|_, value| value.as_object().is_none_or(|table| !table.is_empty()));
         {
             let mut state = self.state.lock();

@@ -10,12 +10,13 @@
 //! process), `fixture` (feature `test-rig`).
 //!
 //! Each virtual machine has one thread, which runs its vfio-user server. The admin API runs on another thread. Virtual
-//! machines are added and removed one at a time. This can be slow because memory is scrubbed, but readers never wait.
+//! machines are added and removed one at a time. Both operations can be slow because they scrub memory, but readers
+//! never wait.
 //!
 //! Lock order: `locks::rank`.
 //!
 //! The daemon does not launch VMMs, reload its configuration (the next daemon reads it), write to the configuration
-//! file (overrides are stored separately), or preserve a guest's card state when it is killed (the VMM stays
+//! file (overrides are stored separately), or preserve a guest's card state if the daemon is killed (the VMM stays
 //! connected).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -153,18 +154,18 @@ impl State {
 struct Card {
     spec: CardSpec,
     backend: Box<dyn CardBackend>,
-    /// Owner process of a card that uses NVIDIA's driver.
+    /// The card and its owner process, if the card uses NVIDIA's driver.
     cuda: Option<Arc<CudaCard>>,
 }
 
-/// Daemon with all of its cards, virtual machines and tenants.
+/// The daemon, with its cards, virtual machines and tenants.
 pub struct Daemon {
     spec: DaemonSpec,
     specs: Vec<CardSpec>,
     profiles: Vec<ProfileSpec>,
     cards: BTreeMap<String, Card>,
     state: Mutex<rank::Daemon, State>,
-    /// Held while a virtual machine is added or removed.
+    /// Held while a virtual machine is added, removed, moved, saved or restored.
     changing: Mutex<rank::Changing, ()>,
     /// Held while settings of a card or a virtual machine are read, changed and stored.
     tuning: Mutex<rank::Tuning, ()>,
@@ -179,11 +180,12 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Opens a configuration's cards and starts its virtual machines. Saves later changes to `override_store`.
+    /// Opens a configuration's cards, and starts its virtual machines and tenants. Saves later changes to
+    /// `override_store`.
     ///
     /// # Errors
-    /// Returns an error if a card or virtual machine cannot be started. In this case, everything already started is
-    /// shut down.
+    /// Returns an error if a card, virtual machine or tenant cannot be started. In this case, everything already
+    /// started is shut down.
     pub(crate) fn start(
         config: Config,
         opener: &dyn OpenCard,
@@ -510,7 +512,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Returns all virtual machines, sorted by name.
+    /// Returns the status of all virtual machines, sorted by name.
     #[must_use]
     pub fn vms(&self) -> Vec<api::Vm> {
         let entries: Vec<_> = {
@@ -520,7 +522,7 @@ impl Daemon {
         entries.into_iter().map(show).collect()
     }
 
-    /// Returns a virtual machine.
+    /// Returns the status of a virtual machine.
     ///
     /// # Errors
     /// Returns an error if the virtual machine does not exist.
@@ -539,13 +541,13 @@ impl Daemon {
         Found { spec: entry.spec.clone(), life: entry.life.clone(), ram }
     }
 
-    /// Returns all cards, sorted by name.
+    /// Returns the status of all cards, sorted by name.
     #[must_use]
     pub fn cards(&self) -> Vec<api::Card> {
         self.cards.values().map(|card| self.show_card(card)).collect()
     }
 
-    /// Returns true if all cards have failed; false if the daemon has no cards.
+    /// Returns true if all cards have failed; false if the daemon has no cards, or if another daemon owns them.
     #[must_use]
     pub(crate) fn has_failed(&self) -> bool {
         !self.line.is_gone()
@@ -553,7 +555,7 @@ impl Daemon {
             && self.cards.values().all(|card| card.backend.status().failed.is_some())
     }
 
-    /// Returns a card.
+    /// Returns the status of a card.
     ///
     /// # Errors
     /// Returns an error if the card does not exist.
@@ -642,7 +644,7 @@ impl Drop for Daemon {
 
 /// Returns the limits on the memory that a virtual machine may lend.
 fn memory_limits(vm: &VmSpec, ram: &RamSpec) -> MemoryLimits {
-    // The card's owner enforces the quota, which can change later. A passed-through card has no other users.
+    // The card manager enforces the quota, which can change later. A passed-through card has no other users.
     let mapped_bytes = if vm.passthrough { memory::bytes(ram.quota_mib) } else { card_manager::iova::SHARED_BYTES };
     let mut limits =
         MemoryLimits { mapped_bytes, files: listening::descriptors::files_of_vm(), ..MemoryLimits::default() };
@@ -652,7 +654,7 @@ fn memory_limits(vm: &VmSpec, ram: &RamSpec) -> MemoryLimits {
     limits
 }
 
-/// Returns a refusal if a tenant already uses the VM's name.
+/// Returns a rejection if a tenant already uses the VM's name.
 fn taken_by_tenant(state: &State, vm: &VmSpec) -> Option<check::Refusal> {
     let what = format!("`{}` is the name of a tenant, expected a new one", vm.name);
     let refusal = check::Refusal { kind: check::RefusalKind::Conflict, field: "name", what };

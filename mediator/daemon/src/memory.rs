@@ -1,4 +1,4 @@
-//! Card memory: reports its use, and changes its settings at run time.
+//! Reports the usage of card memory, and changes memory settings at run time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use config::{CardMemory, CardSpec, RamSpec, VmSpec, check};
 use events::{NewEvent, changed_in};
 
 impl Daemon {
-    /// Returns the use of a card's memory.
+    /// Returns a card's memory usage.
     ///
     /// # Errors
     /// Returns an error if the card does not exist, or if it is passed through.
@@ -61,7 +61,7 @@ impl Daemon {
         Ok(shown)
     }
 
-    /// Returns the memory use of all cards that are not passed through.
+    /// Returns the memory usage of all cards, except for passed-through cards and CUDA cards with unresponsive owners.
     #[must_use]
     pub fn memories(&self) -> Vec<api::CardMemory> {
         self.cards.keys().filter_map(|card| self.memory(card).ok()).collect()
@@ -234,7 +234,7 @@ impl Daemon {
         Ok(tuning.settings)
     }
 
-    /// Checks a change to a virtual machine's memory settings, without making it.
+    /// Checks a change to a virtual machine's memory settings, without applying it.
     fn check_vm_memory(
         &self,
         state: &mut State,
@@ -262,7 +262,7 @@ impl Daemon {
         Ok(VmTuning { host, vm, limits, ram, settings: wanted.memory, chunk_bytes: known.spec.chunk_kib << 10 })
     }
 
-    /// Returns the owner of a card.
+    /// Returns the manager of a card, or `None` if the mediator does not own the card.
     #[cfg(any(test, feature = "test-rig"))]
     #[must_use]
     #[cfg(test)]
@@ -312,7 +312,8 @@ impl Daemon {
         Ok(api::MoveReport { moved_bytes: done.bytes, stayed_bytes, suspended_ns: done.suspended_ns, reason })
     }
 
-    /// Starts counting accesses to a guest's VRAM, until the recording is [stopped](AccessRecord::end) or dropped.
+    /// Starts counting accesses to a guest's VRAM. Counting continues until the recording is
+    /// [stopped](AccessRecord::end) or dropped.
     ///
     /// # Errors
     /// Returns the same errors as [`Self::vm_memory`], and an error if accesses are already being counted.
@@ -358,7 +359,7 @@ pub(crate) struct AccessRecord {
 }
 
 impl AccessRecord {
-    /// Stops the recording.
+    /// Stops the recording, and returns the access counts.
     ///
     /// # Errors
     /// Returns an error if the virtual machine has left the card in the meantime.
@@ -399,7 +400,7 @@ pub(super) fn more_host_memory(mib: u64, most: u64) -> String {
     )
 }
 
-/// Change of a virtual machine's memory settings.
+/// A checked change to a virtual machine's memory settings, which is not applied yet.
 struct VmTuning {
     host: Arc<ManagedCard>,
     vm: TenantId,
@@ -419,7 +420,7 @@ pub(super) fn touch_limit(ram: &RamSpec) -> u64 {
     ram.touch_mib.map_or(u64::MAX, |mib| bytes(Some(mib)))
 }
 
-/// Returns the settings for a virtual machine's lent RAM, in the format of the card's owner.
+/// Returns the settings for a virtual machine's lent RAM, in the format of the card manager.
 pub(super) fn ram_share(ram: &RamSpec) -> RamShare {
     RamShare { quota: bytes(ram.quota_mib), guarantee: bytes(ram.guarantee_mib) }
 }
@@ -443,7 +444,7 @@ impl Lent {
 }
 
 /// Applies a card's new `memory` settings to its virtual machines' RAM limits. If a change fails, all limits stay
-/// unchanged.
+/// unchanged. Returns the previous limits.
 fn set_rams(state: &State, card: &Card, memory: &CardMemory) -> Result<Lent, DaemonError> {
     let mut lent = Lent { host: card.backend.mediated(), shares: Vec::new() };
     let users: Vec<_> = state.vms.values().filter(|entry| entry.spec.card == card.spec.name).collect();
@@ -468,7 +469,7 @@ fn lacking(vm: &str, Shortage { what, what_to_do }: Shortage) -> DaemonError {
     DaemonError::Quota { of: format!("VM `{vm}`"), what, what_to_do }
 }
 
-/// Returns an error for a range outside the guest's VRAM.
+/// Returns an error if a range is empty, or is not within the guest's VRAM.
 fn outside(vm: &str, range: api::Range, vram_bytes: u64) -> Result<(), DaemonError> {
     let api::Range { start, bytes } = range;
     if bytes != 0 && start.checked_add(bytes).is_some_and(|end| end <= vram_bytes) {

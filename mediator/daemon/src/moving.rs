@@ -1,6 +1,6 @@
-//! Moves a virtual machine to another card while its guest works.
+//! Moves a virtual machine to another card while its guest runs.
 //!
-//! While the guest works, the virtual machine is created on the other card, and its memory is evicted from the current
+//! While the guest runs, the virtual machine is created on the other card, and its memory is evicted from the current
 //! card. Then the VMM waits: `vgpu` copies the guest's state, and the connection continues with the device on the other
 //! card. If an earlier step fails, the virtual machine resumes on its current card.
 
@@ -39,7 +39,8 @@ impl Daemon {
     /// Live-migrates a virtual machine to another card if the revision of the settings is still `expected`.
     ///
     /// # Errors
-    /// Returns an error, and leaves the virtual machine on its current card, if one of the two is not suitable.
+    /// Returns an error, and leaves the virtual machine on its current card, if the virtual machine or the card is not
+    /// suitable.
     pub fn move_vm(&self, name: &str, card: &str, expected: Option<&str>) -> Result<api::Moved, DaemonError> {
         self.move_if(name, Some(card), expected)
     }
@@ -104,7 +105,7 @@ impl Daemon {
         })
     }
 
-    /// Moves a virtual machine to another card. Returns the pause duration, and the number of copied bytes.
+    /// Moves a virtual machine to another card. Returns the pause duration, its parts, and the number of copied bytes.
     fn carry_over(&self, name: &str, plan: &Plan<'_>) -> Result<(Duration, api::PauseParts, u64), DaemonError> {
         let Plan { running, from, to, spec } = plan;
         let no = |why: &dyn std::fmt::Display| DaemonError::CannotMove {
@@ -130,7 +131,7 @@ impl Daemon {
                 tracing::error!(vm = name, %error, "the card keeps resources of a VM whose move failed");
             }
         };
-        // This step is slow, and the guest continues to work meanwhile.
+        // This step is slow, and the guest continues to run meanwhile.
         if let Err(error) = awaiting.vm.await_arrival() {
             given_up(awaiting);
             return Err(no(&error));
@@ -163,7 +164,7 @@ impl Daemon {
                 let (pause, go_on_us) = (began.elapsed(), us(goes_on.elapsed()));
                 let vgpu::Parts { still, memory, anew } = moved.parts;
                 let bytes = ahead.saturating_add(moved.bytes);
-                // No VM waits while the other card scrubs the memory.
+                // No VM waits while the source card scrubs the vacated memory.
                 drop(moved);
                 let (still_us, memory_us, anew_us) = (us(still), us(memory), us(anew));
                 Ok((pause, api::PauseParts { rest_us, still_us, memory_us, anew_us, go_on_us }, bytes))

@@ -31,7 +31,7 @@ impl Daemon {
         TenantSpec::from_table(&self.expanded(table, Of::Tenant)?)
     }
 
-    /// Returns all profiles, each with the number of further instances that fit.
+    /// Returns all profiles, each with the number of further instances that fit on each card.
     #[must_use]
     pub fn profiles(&self) -> Vec<api::Profile> {
         let (cards, vms, tenants): (Vec<CardSpec>, Vec<VmSpec>, Vec<TenantSpec>) = {
@@ -48,7 +48,7 @@ impl Daemon {
         profiles
     }
 
-    /// Returns a profile.
+    /// Returns a profile, with the number of further instances that fit on each card.
     ///
     /// # Errors
     /// Returns an error if the profile does not exist.
@@ -57,7 +57,7 @@ impl Daemon {
         all.find(|profile| profile.spec.name == name).ok_or_else(|| DaemonError::NoProfile(name.to_owned()))
     }
 
-    /// Returns the number of a profile's users on a card, and how many more fit.
+    /// Returns the number of a profile's users on a card, and the number of further users that fit.
     fn capacity(
         &self,
         profile: &ProfileSpec,

@@ -87,7 +87,7 @@ fn begin(
 
 /// Starts a daemon that takes over from another daemon.
 fn go_on(config: Config, program: std::io::Result<PathBuf>, path: PathBuf) -> anyhow::Result<()> {
-    // Perform all steps that can fail before the VMs are paused.
+    // Perform steps that can fail before the VMs are paused.
     if let Err(error) = logging::init(&config.daemon.log, config.daemon.log_format) {
         Successor::decline(&error.to_string());
         return Err(error.into());

@@ -26,18 +26,19 @@ fn busy<T>(engines: &BTreeMap<Engine, T>, part: impl Fn(&T) -> u32) -> Busy {
 }
 
 impl Daemon {
-    /// Evaluates the loads once, and makes the move that is due, if any.
+    /// Evaluates the loads once, and executes the move that is due, if any.
     fn rebalance(&self, rebalancer: &mut Rebalancer, window_ms: u64, began: Instant) {
         let (cards, vms) = self.loads(window_ms);
         let Some(Advice { vm, to, why }) = rebalancer.round(began.elapsed(), &cards, &vms) else { return };
         if let Err(error) = self.move_for(&vm, Some(&to), None, &why) {
             tracing::warn!(vm, to, why, %error, "an automatic move of the VM failed");
         }
-        // If the virtual machine cannot be moved, do not retry in every round.
+        // Do not move the same virtual machine in every round, even if the move has failed.
         rebalancer.rests(vm, began.elapsed());
     }
 
-    /// Returns the loads of the cards that support moves, and of the movable virtual machines.
+    /// Returns the loads of the working, undrained cards for mediated virtual machines, and of the virtual machines on
+    /// them.
     fn loads(&self, window_ms: u64) -> (Vec<CardLoad>, Vec<VmLoad>) {
         let shared = |card: &api::Card| {
             let of_tenants = self.known(&card.name).is_ok_and(|card| card.cuda.is_some());

@@ -18,7 +18,7 @@ use super::{Daemon, DaemonError};
 
 /// Maximum overhead of a stream, as a divisor of the VM's memory size.
 const SPOOL_PART: u64 = 64;
-/// Maximum size of a stream without the memory, in bytes. Saved page tables and channel states are smaller.
+/// Maximum size of a stream excluding the VM's memory, in bytes. Saved page tables and channel states are smaller.
 const SPOOL_HEAD: u64 = 256 * MIB;
 
 impl Daemon {
@@ -45,7 +45,7 @@ impl Daemon {
         card.into_iter().for_each(|card| self.events.add(NewEvent::vm(kind, name, &*text).on(&card)));
     }
 
-    /// Saves a virtual machine's vGPU. Returns the size of its memory in MiB.
+    /// Saves a virtual machine's vGPU, and passes the bytes to `out` in order. Returns the size of its memory in MiB.
     fn save_to(&self, name: &str, mut out: impl FnMut(Vec<u8>) -> Result<(), String>) -> Result<u64, DaemonError> {
         let no = |why: &dyn std::fmt::Display| DaemonError::NotSaved { vm: name.to_owned(), why: why.to_string() };
         let (mut spooled, mib) = {

@@ -1,4 +1,4 @@
-//! Card time: reports how it is shared, and changes the shares at run time.
+//! Reports the sharing of the cards' time, and changes the shares at run time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ const INTERVAL_MS: u64 = History::INTERVAL_NS / MS;
 pub(crate) const HISTORY_MS: u64 = INTERVAL_MS * History::MAX_INTERVALS as u64;
 /// Maximum size of a scheduler recording in bytes; sufficient for about 200,000 events.
 pub(crate) const RECORD_BYTES: usize = 32 << 20;
-/// Maximum size of a CUDA card's recording, which is one message, in bytes; sufficient for about 50,000 events.
+/// Maximum size in bytes of a CUDA card's recording, which is sent as one message; sufficient for about 50,000 events.
 const CUDA_RECORD_BYTES: usize = 8 << 20;
 /// Event text for an operator's release of an object from quarantine.
 pub(super) const RELEASED: &str = "released from quarantine, and its strikes are cleared";
@@ -33,8 +33,8 @@ pub(super) const RELEASED: &str = "released from quarantine, and its strikes are
 pub(crate) const WINDOW_MS: u64 = 1000;
 
 impl Daemon {
-    /// Returns how a card's time is shared, with the shares received in the last complete window of `window_ms`
-    /// milliseconds, rounded up to whole history intervals.
+    /// Returns a card's time sharing, with the shares received in the last complete window of `window_ms` milliseconds,
+    /// rounded up to whole history intervals.
     ///
     /// # Errors
     /// Returns an error if the card does not exist or is passed through, or if the window is out of range.
@@ -53,7 +53,7 @@ impl Daemon {
         Ok(shown)
     }
 
-    /// Returns the time sharing of all cards that have a scheduler.
+    /// Returns the time sharing of all cards that have a scheduler, except for CUDA cards with unresponsive owners.
     ///
     /// # Errors
     /// Returns an error if the window is out of range.
@@ -70,7 +70,8 @@ impl Daemon {
     /// continues.
     ///
     /// # Errors
-    /// Returns an error, and changes nothing, if the card does not exist or is passed through, or a setting is invalid.
+    /// Returns an error, and changes nothing, if the card does not exist or is passed through, or if a setting is
+    /// invalid.
     pub fn set_scheduler(&self, card: &str, patch: &Map<String, Value>) -> Result<api::CardScheduler, DaemonError> {
         self.set_scheduler_if(card, patch, None)
     }
@@ -131,7 +132,7 @@ impl Daemon {
     }
 
     /// Starts recording the inputs and decisions of a card's scheduler. The recording runs until it is
-    /// [stopped](SchedulerRecord::end) or dropped, or reaches [`RECORD_BYTES`].
+    /// [stopped](SchedulerRecord::end) or dropped, or reaches its maximum size.
     ///
     /// # Errors
     /// Returns an error if the card does not exist, is passed through or unused, or is already being recorded.
@@ -236,7 +237,7 @@ impl Daemon {
         })
     }
 
-    /// Calls `act` for a virtual machine that has a scheduler.
+    /// Calls `act` with the settings, the card and the scheduler ID of a virtual machine whose work is scheduled.
     pub(super) fn with_scheduled<T>(
         &self,
         state: &mut State,
@@ -258,7 +259,7 @@ impl Daemon {
         self.cards.get(card).ok_or_else(|| DaemonError::NoCard(card.to_owned()))
     }
 
-    /// Returns a card's time sharing, with its use in at least the last `recent_ns` nanoseconds.
+    /// Returns a card's time sharing, with the time used in at least the last `recent_ns` nanoseconds.
     fn card_time(&self, card: &str, recent_ns: u64) -> Result<CardTime, DaemonError> {
         let known = self.known(card)?;
         if let Some(cuda) = known.cuda.as_deref() {
@@ -336,7 +337,8 @@ impl Drop for SchedulerRecord {
         if self.over {
             return;
         }
-        // The client has disconnected, so discard the recording. The owner of a CUDA card may respond slowly.
+        // The client has disconnected, so discard the recording, on another thread because the owner of a CUDA card may
+        // respond slowly.
         let (daemon, card) = (Arc::clone(&self.daemon), self.card.clone());
         // If no thread can be created, the recording stops when it is full.
         let _ = std::thread::Builder::new().spawn(move || drop(daemon.end_record(&card)));

@@ -14,7 +14,7 @@ use tokio::time::MissedTickBehavior;
 use crate::admin::{self, Listeners};
 use crate::{Daemon, leases, rebalancing};
 
-/// Serves the admin API until a signal arrives, or all cards have failed.
+/// Serves the admin API until a signal arrives, another daemon has taken over, or all cards have failed.
 ///
 /// # Errors
 /// Returns an error if the API cannot be served, or if all cards have failed. In the latter case, a restarted daemon
@@ -70,7 +70,7 @@ pub(crate) async fn observe(daemon: Arc<Daemon>) {
         turns.tick().await;
         let daemon = Arc::clone(&daemon);
         let round = tokio::task::spawn_blocking(move || {
-            // After the handover to another daemon, this daemon has no state of the cards.
+            // After the handover, this daemon no longer has the cards' state.
             if !daemon.line.is_gone() {
                 daemon.observe();
                 daemon.events.tick();

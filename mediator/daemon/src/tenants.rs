@@ -1,6 +1,6 @@
 //! Tenants of CUDA cards: adds, removes and reports them, and changes their settings while their programs run.
 //!
-//! A change holds only its card's lock while it waits for the owner, so readers and other changes do not wait.
+//! A change holds only its card's lock while it waits for the owner, so readers and changes to other cards do not wait.
 
 mod moving;
 
@@ -47,7 +47,7 @@ impl Drop for ChangingCards<'_> {
 }
 
 impl State {
-    /// Calls `then` with the names of VMs and the tenants next to which a tenant must fit.
+    /// Calls `then` with the names of all other VMs, and with all other tenants, including VMs on CUDA cards.
     fn beside<T>(&self, spec: &TenantSpec, then: impl FnOnce(&[&str], &[&TenantSpec]) -> T) -> T {
         // A VM on a CUDA card is a tenant under its own name.
         let is_it = |name: &str| name == spec.name && self.cuda_vm(name).is_some();
@@ -98,7 +98,7 @@ impl State {
         }
     }
 
-    /// Assigns cards to a tenant that does not name them.
+    /// Assigns cards to a tenant whose configuration names none.
     fn placed(&self, spec: TenantSpec, daemon: &Daemon, links: &Links, cards: &[CardSpec]) -> TenantSpec {
         let policy = (daemon.spec.placement, links);
         self.beside(&spec.clone(), |vms, others| spec.placed(policy, cards, vms, others))
@@ -133,15 +133,15 @@ impl Daemon {
         self.state.lock().tenant(name).is_some()
     }
 
-    /// Returns the configured tenants of one card or of all cards.
+    /// Returns the settings of the tenants of one card or of all cards, including VMs.
     pub(super) fn tenant_specs(&self, card: Option<&str>) -> Vec<TenantSpec> {
         let state = self.state.lock();
         let all = state.tenants.values().cloned().chain(state.cuda_vms());
         all.filter(|spec| card.is_none_or(|card| spec.uses(card))).collect()
     }
 
-    /// Returns all tenants by name, without waiting for owners. If an owner does not respond, its card's tenants are
-    /// returned without their programs.
+    /// Returns all tenants, including VMs on CUDA cards, without waiting for owners. If an owner does not respond, its
+    /// card's tenants are returned without their programs.
     #[must_use]
     pub fn tenants(&self) -> Vec<api::Tenant> {
         let specs = self.tenant_specs(None);
@@ -178,7 +178,8 @@ impl Daemon {
         self.state.lock().tenant(name).ok_or_else(|| DaemonError::NoTenant(name.to_owned()))
     }
 
-    /// Waits until no other thread changes the tenant or its first card. Also returns the tenant's state at that time.
+    /// Waits until no other thread changes the tenant or its first card. Returns the tenant's settings at that time,
+    /// and the right to change the first card.
     fn tenant_turn(&self, name: &str) -> Result<(TenantSpec, Change<'_>), DaemonError> {
         loop {
             let before = self.tenant_spec(name)?;
@@ -201,13 +202,14 @@ impl Daemon {
         }
     }
 
-    /// Blocks other changes to a tenant. The caller has the right to change the tenant's first card.
+    /// Blocks other changes to a tenant until the returned guard is dropped. The caller has the right to change the
+    /// tenant's first card.
     fn changing_cards(&self, name: &str) -> ChangingCards<'_> {
         self.state.lock().changing_tenants.insert(name.to_owned());
         ChangingCards { daemon: self, name: name.to_owned() }
     }
 
-    /// Makes a change on each of a tenant's cards: with `turn` on the first card, and then on the others. Returns the
+    /// Applies a change on each of a tenant's cards: with `turn` on the first card, and then on the others. Returns the
     /// right to change the last card. If the change fails on a card, the following cards are not changed.
     fn on_cards<'a>(
         &'a self,
@@ -244,7 +246,7 @@ impl Daemon {
         Ok(any_new)
     }
 
-    /// Removes a tenant from its other cards after one of its cards has rejected it.
+    /// Removes a tenant with several cards from all of them, after one of the cards has rejected the tenant.
     fn withdraw_tenant(&self, spec: &TenantSpec) {
         for card in spec.cards.iter().filter_map(|card| self.cuda(card).ok()) {
             let request = Request::Remove { name: spec.name.clone(), kills: true };
@@ -256,7 +258,7 @@ impl Daemon {
     }
 
     /// Changes a tenant on its cards other than the first one. If a card rejects the change, restores the settings
-    /// `before` on the earlier cards.
+    /// `before` on the cards that were already changed.
     fn change_on_others(&self, spec: &TenantSpec, before: &TenantSpec) -> Result<(), DaemonError> {
         let of = format!("tenant `{}`", spec.name);
         let change = |spec: &TenantSpec, name: &str| {
@@ -360,7 +362,8 @@ impl Daemon {
     /// socket, and frees its memory.
     ///
     /// # Errors
-    /// Returns an error if no tenant has the name, its card's owner does not respond, or its programs do not end.
+    /// Returns an error if the tenant does not exist, if its card's owner does not respond, or if its programs do not
+    /// exit. In the last case, the tenant is removed nevertheless.
     pub(crate) fn remove_tenant_if(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
         let done = self.take_tenant(name, expected);
         if matches!(done, Ok(()) | Err(DaemonError::Lingering { .. })) {
@@ -372,7 +375,7 @@ impl Daemon {
     /// Removes a tenant without saving the change.
     pub(super) fn take_tenant(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
         if self.state.lock().cuda_vm(name).is_some() {
-            // A VM is removed with the VM command.
+            // VMs are removed by `remove_if`.
             return Err(DaemonError::NoTenant(name.to_owned()));
         }
         let (spec, turn) = self.tenant_turn(name)?;
@@ -409,11 +412,11 @@ impl Daemon {
         if left.is_empty() { Ok(()) } else { Err(DaemonError::Lingering { tenant: name.to_owned(), pids: left }) }
     }
 
-    /// Changes a tenant's settings on its card. Keys that the patch omits keep their values.
+    /// Changes a tenant's settings on its cards. Keys that the patch omits keep their values.
     ///
     /// # Errors
-    /// Returns an error if no tenant has the name, the revision is not `expected`, its card's owner does not respond,
-    /// or a setting is invalid. In these cases, nothing changes.
+    /// Returns an error if the tenant does not exist, if the revision is not `expected`, if its card's owner does not
+    /// respond, or if a setting is invalid. In these cases, nothing changes.
     pub(crate) fn set_tenant_if(
         &self,
         name: &str,
@@ -421,7 +424,7 @@ impl Daemon {
         expected: Option<&str>,
     ) -> Result<api::Tenant, DaemonError> {
         let mut keys = table(patch).map_err(|what| DaemonError::Setting { of: format!("tenant `{name}`"), what })?;
-        // A table without keys changes nothing.
+        // Drop tables without keys, which change nothing.
         keys.retain(|_, value| value.as_object().is_none_or(|table| !table.is_empty()));
         self.tune_tenant(name, &keys, expected, "")?;
         self.keep()?;
@@ -465,7 +468,7 @@ impl Daemon {
             drop(turn);
             locks::sleep(owner_process::GUARANTEE_RETRY_INTERVAL);
         };
-        // A tenant with one card keeps the right to change it until the settings are stored.
+        // For a tenant with one card, keep the right to change the card until the settings are stored.
         let (_turn, _changing) = match &*spec.cards {
             [] => (Some(turn), None),
             _ => {
@@ -548,7 +551,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Returns the memory use of a CUDA card's tenants.
+    /// Returns the memory usage of a CUDA card's tenants.
     pub(super) fn cuda_memory(&self, card: &CudaCard) -> Result<api::CardMemory, DaemonError> {
         let (spec, seen) = (card.spec(), card.seen()?);
         let (tuning, windows) = {

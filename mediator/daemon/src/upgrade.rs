@@ -1,4 +1,4 @@
-//! Upgrades, in which a daemon takes over another daemon's cards, virtual machines and sockets while guests work.
+//! Upgrades, in which a daemon takes over another daemon's cards, virtual machines and sockets while guests run.
 //!
 //! The running daemon starts the next program with one end of a socket pair as its standard input, and hands over its
 //! state with the crate `handover` ([decision 128](../../../../docs/decisions/128-upgrades.md)). `sender` is the side
@@ -38,8 +38,8 @@ const PAUSE_LIMIT: Duration = Duration::from_secs(4);
 /// Timeout for a channel to leave its engine. When it expires, the channel is considered hung.
 const STILL_LIMIT: Duration = Duration::from_secs(1);
 /// Timeout for the next daemon to receive the state, and the message that transfers ownership. The other daemon has
-/// shorter timeouts, and its exit is detected immediately. If the next daemon gave up on a daemon that is merely slow,
-/// no daemon would own the state.
+/// shorter timeouts, and its exit is detected immediately. If the next daemon stopped waiting for a daemon that is
+/// merely slow, no daemon would own the state.
 // TIMEOUT: longer than any other wait.
 const HANDOVER_TIMEOUT: Duration = Duration::from_secs(3600);
 
@@ -55,9 +55,9 @@ const HOST_MEMORY: &str = "host-memory:";
 const APERTURES: &str = "apertures:";
 /// Name prefix of the descriptors of a virtual machine's clients.
 const CLIENTS: &str = "clients:";
-/// Name prefix of a CUDA card's owner: of its pipes, and of its process descriptor.
+/// Name prefix of the descriptors of a CUDA card's owner: its pipes, and its process descriptor.
 const OWNER: &str = "owner:";
-/// Name prefix of a VM's CUDA function: of its window, and of its workers' links.
+/// Name prefix of the descriptors of a VM's CUDA function: its window, and its workers' links.
 const FUNCTION: &str = "function:";
 /// Name of the state directory's lock.
 const STATE_LOCK: &str = "state-lock";
@@ -156,7 +156,7 @@ fn monotonic_ns() -> u64 {
     seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
 }
 
-/// The event log. Earlier versions of the daemon ignore this part.
+/// The event log, as a part of the state. Earlier versions of the daemon ignore this part.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(super) struct EventsPart(pub events::SavedLog);
 

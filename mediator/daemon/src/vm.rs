@@ -109,7 +109,7 @@ impl Running {
         self.stop.park();
     }
 
-    /// Waits until the thread is suspended, but no longer than until `until`.
+    /// Waits until the thread is suspended, or until `until`.
     ///
     /// # Errors
     /// Returns an error if the thread is not suspended in time, or if it has failed.
@@ -153,8 +153,8 @@ impl Running {
         });
     }
 
-    /// Resumes a suspended virtual machine with a device on another card, and returns it. The caller must already have
-    /// released the previous device's resources.
+    /// Resumes a suspended virtual machine with a device on another card, and returns it. The caller must release the
+    /// previous device's card resources.
     ///
     /// # Errors
     /// Returns an error if no thread can be created.
@@ -266,7 +266,7 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("panic without a message")
 }
 
-/// A device that reports its calls to the daemon.
+/// Wraps a device, and records its status for operators.
 struct Observed {
     device: Box<dyn Device>,
     seen: Arc<Seen>,

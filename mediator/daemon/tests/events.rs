@@ -15,11 +15,11 @@ use support::{DAEMON, Manager, Place, Service, ctl};
 const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 128\n";
 const VM: &str = "[[vm]]\nname = \"web\"\ncard = \"card0\"\nvram_mib = 32\napertures = \"trapped\"\n";
 
-/// Running `mediatorctl events -f --json`.
+/// A running `mediatorctl events -f --json`.
 struct Follower {
     _process: Service,
     lines: std::io::Lines<BufReader<ChildStdout>>,
-    /// All events so far, including notes about lost events.
+    /// All events so far. `notes` reports lost events.
     events: Vec<Value>,
     notes: Vec<String>,
 }

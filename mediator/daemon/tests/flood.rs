@@ -51,7 +51,8 @@ fn client_with_repeated_garbage_does_not_flood_log() {
     assert!(held_back(&log) > TIMES / 2, "the log contains the number of suppressed events:\n{log}");
 }
 
-/// Number of files that each hostile VMM tries to lend. All VMMs together exceed the daemon's limit on open files.
+/// Number of files that each hostile VMM tries to lend. Together, the VMMs' files exceed the daemon's limit on open
+/// files.
 const FILES: u64 = 600;
 /// Number of hostile VMMs.
 const LENDERS: usize = 4;
@@ -83,8 +84,8 @@ fn vmms_with_thousands_of_files_leave_descriptors_for_others() {
                 }
             }
             assert!(refused > 0 && refused < FILES, "{refused} of {FILES} files were rejected");
-            // Lent memory stays lent. Several regions of one file count as one file. A file no longer counts after it
-            // is taken back.
+            // Memory that was already lent stays lent. Several regions of one file count as one file. A file no longer
+            // counts after it is withdrawn.
             let memory = memory_file(2 * 4096, true).unwrap();
             let part = |client: &mut Client, gpa, at| client.dma_map(gpa, 4096, true, Some((memory.as_fd(), at)));
             assert!(part(&mut client, 1 << 30, 0).is_err());

@@ -212,7 +212,7 @@ fn sharing() -> String {
         .concat()
 }
 
-/// Key of the segment that these tests share.
+/// Key of the segment that the VMs of these tests share.
 const KEY: u64 = 0x7365_676d;
 /// Size of this segment in bytes.
 const SEGMENT_BYTES: u64 = 64 << 10;
@@ -290,7 +290,7 @@ fn tenants_of_a_group_share_segments_as_the_owner_permits() {
     );
     assert!(contents(&mut peer, there) == pattern(1));
 
-    // A segment has no address for the CPU, and cannot be freed or referenced.
+    // A segment has no CPU address, and cannot be freed or referenced.
     assert!(matches!(peer.free(there), Err(Error::Unsupported { .. })));
     assert!(matches!(peer.share(there), Err(Error::Unsupported { .. })));
     drop((owner, peer, other));

@@ -23,8 +23,8 @@ const CONFIG: u32 = 7;
 const MSI: u32 = 1;
 /// Number of times that the daemon is killed while a VMM is busy.
 const KILLS: u32 = 24;
-/// Maximum number of kills that leave a request without a response. A kill does so only between marking a response as
-/// sent and sending it, which takes a few hundred nanoseconds per request (decision 129).
+/// Maximum number of kills that leave a request without a response. This happens only if the daemon is killed between
+/// marking a response as sent and sending it, which takes a few hundred nanoseconds (decision 129).
 const UNANSWERED: u32 = 2;
 /// Timeout for a response.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
@@ -136,19 +136,19 @@ fn vmm_survives_daemon_kills_with_reset_device() {
         assert_eq!((&shown["transport"]["dma_regions"], &shown["ram"]["lent_bytes"]), (&json!(2), &json!(0x3000)));
         let log = fs::read_to_string(place.path("log")).unwrap();
         assert!(log.contains("the previous daemon was killed: its VMM continues"), "{log}");
-        // PMC_BOOT_0: the device responds.
+        // PMC_BOOT_0 shows that the device responds.
         assert_eq!(vmm.client.read32(0, 0).unwrap() >> 20, 0x0c0);
     }
     // The interrupt has not fired spuriously. The card has no configured interrupt, so none can be pending.
     assert!(wait_event(vmm.msi[0].as_fd(), Duration::ZERO).is_err());
-    // The VMM takes back lent memory, and the store is updated.
+    // The VMM withdraws lent memory, and the store is updated.
     assert_eq!(vmm.client.dma_unmap(0x1000, 0x2000).unwrap(), 0x2000);
     assert_eq!(vmm.client.dma_unmap(0x8000, 0x1000).unwrap(), 0x1000);
     vmm.client.disable_irqs(MSI).unwrap();
     manager.until_kept(&["daemon/admin", "vm/web", "vmm/web", "vmm/web/journal"]);
     drop(vmm);
     manager.until_kept(&["daemon/admin", "vm/web"]);
-    // The VM's next VMM uses a new connection, and does not lose its state.
+    // The store receives the descriptors of the VM's next VMM, and loses them when the VM is removed.
     let mut vmm = Vmm::new(&place);
     manager.until_kept(&WHOLE);
     assert_eq!(vmm.client.read32(CONFIG, 0).unwrap(), 0x06d8_10de);
@@ -164,7 +164,7 @@ fn mapped_apertures_after_kill_show_memory_of_next_device() {
     let manager = Manager::new(&place);
     let mut daemon = manager.start();
     let mut vmm = Vmm::new(&place);
-    // Regions, each with an offset in its mapped part.
+    // Mapped regions, each with an offset in its mapped part.
     let places = [(0, 0x70_1000), (1, 20 << 20), (3, 1 << 20)];
     let apertures = places.map(|(region, at)| (region, at, vmm.client.map_region(region).unwrap()));
     // The store contains three more files than for a VMM without mappings.
@@ -263,7 +263,7 @@ fn kill_at_any_time_duplicates_no_answer_and_loses_few() {
         });
         match ended {
             Ok(()) => {}
-            // The daemon was killed before the service manager received all descriptors, and their VMM's connection is
+            // The daemon was killed before the service manager received all descriptors, so the VMM's connection was
             // closed.
             Err(ClientError::Closed) if maps => {
                 lost += 1;
@@ -371,7 +371,7 @@ fn vmm_is_disconnected_if_fd_store_is_full_and_log_has_remedy() {
     assert!(log.contains("FileDescriptorStoreMax=1026"), "{log}");
     drop(daemon);
     let daemon = start();
-    // Requests from the daemon arrive first.
+    // Skip the daemon's messages that precede the end of the connection.
     let end = std::iter::from_fn(|| Some(vmm.client.receive_message())).find_map(Result::err);
     assert!(matches!(end, Some(ClientError::Closed)), "{end:?}");
     manager.until_kept(&["daemon/admin", "vm/web"]);

@@ -1,4 +1,4 @@
-//! Migrates a VM between daemons while it works: over its client's messages, and as a file with a slow reader.
+//! Migrates a VM between daemons while its guest runs: through vfio-user messages, and as a file with a slow reader.
 
 mod support;
 
@@ -55,7 +55,7 @@ fn vm_goes_from_daemon_to_daemon_in_the_midst_of_its_work() {
         assert_eq!((&shown["counters"]["faults"], &shown["counters"]["hangs"]), (&0.into(), &0.into()), "{shown}");
         until_alone(from, "web");
     }
-    // The guest can work after a migration that was started but not completed.
+    // The guest can use the device after a migration that was started but not completed.
     guest.begin();
     guest.driver.guest.set_device_state(STATE_STOP_COPY).unwrap();
     let at = &places[0];
@@ -114,7 +114,7 @@ fn client_with_invalid_state_gets_failed_device_until_reset() {
     let endless = std::iter::repeat_with(|| client.migration_write(&vec![0x5a; 60_000])).take(200);
     assert!(endless.filter(Result::is_err).count() >= 199);
     client.reset().unwrap();
-    // An incomplete state does not affect other VMs, and the device works as usual.
+    // An incomplete state does not affect other VMs, and the device continues to work.
     client.set_device_state(STATE_RESUMING).unwrap();
     state.chunks(777).for_each(|part| client.migration_write(part).unwrap());
     client.set_device_state(STATE_RUNNING).unwrap();
@@ -152,7 +152,7 @@ fn slow_save_or_restore_client_blocks_no_vm_or_operator() {
     let manager = Manager::new(&place);
     let daemon = manager.start();
     let mut guest = Guest::new(&place, "web");
-    // The VM's state exceeds all buffers on the way.
+    // The VM's state exceeds all buffers between the daemon and the reader.
     let filler: Vec<u8> = (0..MIB as usize).map(|at| (at % 251) as u8 | 1).collect();
     (16..VM_MIB - 2).for_each(|mib| guest.driver.guest.vram_write(mib * MIB, &filler));
     guest.begin();

@@ -214,7 +214,7 @@ fn quick_start_of_the_readme_prints_its_output() {
     let folder = tempfile::tempdir().unwrap();
     let programs =
         [ctl().parent().unwrap(), Path::new(DAEMON).parent().unwrap()].map(|path| path.display().to_string());
-    // The test has built the programs, chooses the directory, and stops the daemon.
+    // The test itself builds the programs, chooses the directory, and stops the daemon.
     let script = script
         .replace("$PWD/target/release", &programs.join(":"))
         .replace("$(mktemp -d)", &folder.path().display().to_string())

@@ -99,7 +99,7 @@ fn damaged_state_prevents_start_until_ignored() {
 fn unwritable_state_folder_is_reported_as_applied_but_unsaved() {
     let place = Place::with_state(CARD);
     let running = place.start(&mut place.daemon());
-    // A file cannot replace a directory, not even for root.
+    // Renaming a file to the path of a directory fails, even for root.
     fs::create_dir(place.path("kept/state.json.new")).unwrap();
     let output = place.ctl(&["vm", "add", "a", "--card", "card0", "--vram-mib", "16"]);
     let error = String::from_utf8(output.stderr).unwrap();
@@ -120,7 +120,7 @@ fn kill_at_any_moment_loses_no_change_that_was_answered() {
     const ROUNDS: u32 = 12;
     let place = Place::with_state(&format!("{CARD}{WEB}"));
     let mut random = fastrand::Rng::with_seed(7);
-    // Weights by VM: acknowledged ones, and those in flight when the daemon is killed.
+    // Acknowledged weights by VM, and the number of requests interrupted by a kill.
     let mut sure = BTreeMap::from([("web".to_owned(), 100)]);
     let mut cut_short = 0;
     for _ in 0..ROUNDS {
@@ -218,7 +218,7 @@ fn clients_connecting_during_restart_are_served_by_next_daemon() {
     }
 }
 
-/// Kills the daemon while a VMM's writes are queued on the connection. Returns the VMM's next read error.
+/// Kills the daemon while a VMM's writes are queued on the connection. Returns the error of the VMM's next read.
 fn read_after_kill(manager: &Manager<'_>, daemon: Service, kept: bool) -> ClientError {
     let mut vmm = Client::connect(&manager.place.path("web.sock")).unwrap();
     vmm.set_timeout(Some(WAIT_TIMEOUT)).unwrap();

@@ -1,5 +1,5 @@
-//! Changes the shares of a card's time while VMs work, and checks that no queued or running work is lost. The
-//! operator's tools for shares run as processes.
+//! Changes the shares of a card's time while VMs run, and checks that no queued or running work is lost. The operator's
+//! tools for shares run as processes.
 
 mod support;
 
@@ -18,7 +18,7 @@ use rustix::process::Signal;
 use sched::{Engine, PolicyKind};
 use support::Place;
 
-/// Work on the card takes time, so that a long queue builds up.
+/// Card with slow copies, so that a long queue builds up.
 const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 192\ntime = { copy_mib_per_s = 20 }\n";
 /// VRAM size of each VM, in MiB.
 const VM_MIB: u64 = 16;
@@ -195,7 +195,8 @@ fn a_record_of_a_run_is_replayed_to_the_same_decisions() {
             good(place.ctl(&["sched", "set", "card0", "--policy", "credit"]));
             let told = good(recorded.join().unwrap());
             assert!(told.contains("events of card0's scheduler in "), "{told}");
-            // Convert another recording to a Perfetto trace. During this recording, all VMs work, one after the other.
+            // Convert another recording to a Perfetto trace. During this recording, all VMs submit work, one after the
+            // other.
             let recorded = scope.spawn(|| good(place.ctl(&traced)));
             thread::sleep(Duration::from_millis(200));
             good(place.ctl(&["memory", "evict", "vm0"]));

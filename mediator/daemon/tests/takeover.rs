@@ -104,7 +104,7 @@ fn vms_get_reset_devices_if_daemon_is_killed_before_hand_over() {
         let ended = place.ctl(&["daemon", "upgrade"]);
         assert_ne!(ended.status.code(), Some(0), "{point}");
         daemon.0.wait().unwrap();
-        // The other daemon has exited by itself, or was killed.
+        // Wait for the other daemon, which exits by itself or was killed.
         all_ended(&place);
         assert!(log(&place).contains(point), "{point}: {}", log(&place));
         fs::write(place.path("dies"), "nowhere").unwrap();

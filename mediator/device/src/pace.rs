@@ -1,8 +1,8 @@
 //! Rate limit for page moves in a VM's mapped apertures.
 //!
-//! A single register write or flush by a guest can move all pages of an aperture. Each page occupies the card's lock
-//! and the bus, which other VMs need. Therefore, each VM has a page budget, which suffices for the start of a driver.
-//! Once the budget is exhausted, the next move waits in the VM's own thread, without holding a lock.
+//! A single register write or flush by a guest can move all pages of an aperture. Moving a page occupies the card's
+//! lock and the bus, which other VMs need. Therefore, each VM has a page budget, which suffices for the start of a
+//! driver. Once the budget is exhausted, the next move waits in the VM's own thread, without holding a lock.
 
 /// Number of pages that a VM can move in a burst: all of its apertures, plus about 60 moves of the window. This
 /// suffices for several driver starts.
@@ -23,7 +23,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Returns the earliest start time of the next move, or `None` if it may start now.
+    /// Returns the earliest start time of the next move in ns, or `None` if it may start immediately.
     #[must_use]
     pub fn wait_until(&self, now: u64) -> Option<u64> {
         let ready_at = self.full_at.saturating_sub(cost_ns(BURST_PAGES));

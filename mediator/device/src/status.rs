@@ -59,7 +59,7 @@ pub enum DeviceError {
     /// A memory limit would be exceeded.
     #[error(transparent)]
     Shortage(Shortage),
-    /// The card's owner rejected the creation.
+    /// The card manager rejected the device.
     #[error(transparent)]
     Host(ManagerError),
     /// A value in the device's configuration is out of range.

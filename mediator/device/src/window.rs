@@ -1,5 +1,5 @@
 //! Host memory that backs part of an aperture: either a file that the VMM, this process and the card map, or pages that
-//! a Xen domain has mapped.
+//! a Xen domain has lent.
 
 use super::memory::shared_memory;
 use card::{DmaMemory, HostMemory};
@@ -16,10 +16,10 @@ use vm_memory::{Bytes, FileOffset, MmapRegion};
 use vmm_glue::mappable::region_memory;
 use vmm_glue::{Mapping, MmapArea};
 
-/// Zeros for one write call.
+/// A block of zeros, written with a single call.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
-/// Memory that backs an aperture from byte `start`. Offsets in the file equal offsets in the aperture.
+/// Memory that backs a range of an aperture. Offsets in the file equal offsets in the aperture.
 #[derive(Debug)]
 pub struct WindowMemory {
     file: Arc<OwnedFd>,
@@ -31,8 +31,8 @@ pub struct WindowMemory {
 }
 
 impl WindowMemory {
-    /// Creates zeroed memory for bytes `start` to `end` of an aperture, which the card can read and write. `name` is
-    /// the file's name in `/proc`.
+    /// Creates zeroed memory for bytes `start` to `end` of an aperture. The card can read and write this memory. `name`
+    /// is the file's name in `/proc`.
     ///
     /// # Errors
     /// Returns an error if the host is out of memory, or if no I/O addresses are free.
@@ -127,7 +127,7 @@ impl WindowMemory {
         (Arc::clone(&self.file), self.area)
     }
 
-    /// Returns the I/O address of the aperture's page number `page`.
+    /// Returns the I/O address of page `page` of the aperture.
     pub fn iova(&self, page: u32) -> Iova {
         self.iova.offset(self.at(page, 0) as u64)
     }
@@ -156,8 +156,8 @@ impl WindowMemory {
     /// unused and inaccessible to the card. Zeroes the new pages.
     ///
     /// # Errors
-    /// Returns an error if the number of pages differs, or if the card rejects the pages. In this case, the memory is
-    /// unchanged.
+    /// Returns an error if the number of pages differs, if the previous memory cannot be unmapped, or if the card
+    /// rejects the pages. In these cases, the memory is unchanged.
     pub fn replace(&mut self, host: &ManagedCard, pages: &Arc<Mapping>) -> Result<(), ManagerError> {
         if u64::try_from(pages.len()) != Ok(self.area.size) {
             let error = io::Error::other(format!("{:#x} bytes instead of {:#x}", pages.len(), self.area.size));

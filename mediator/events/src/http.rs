@@ -28,7 +28,7 @@ use crate::{Log, author};
 
 /// Maximum number of followers per socket, including requests that wait for events.
 pub const MAX_FOLLOWERS: usize = 16;
-/// Default number of events in a page.
+/// Default limit on the number of events in a page.
 const DEFAULT_LIMIT: usize = 256;
 /// Maximum number of events in a page.
 const MAX_LIMIT: usize = 1024;
@@ -46,7 +46,8 @@ struct Served {
     followers: Arc<Semaphore>,
 }
 
-/// Returns the route. Each route has its own limit on followers, so that readers cannot exhaust the operator's limit.
+/// Returns a router with the route `GET /v1/events`. Each route has its own limit on followers, so that readers cannot
+/// exhaust the operator's limit.
 pub fn router<S: Clone + Send + Sync + 'static>(log: Arc<Log>) -> Router<S> {
     let served = Served { log, followers: Arc::new(Semaphore::new(MAX_FOLLOWERS)) };
     Router::new().route("/v1/events", get(events)).with_state(served)
@@ -59,7 +60,7 @@ pub async fn with_author(request: Request, next: Next) -> Response {
     author::requesting(author, next.run(request)).await
 }
 
-/// Query parameters.
+/// Query parameters of `GET /v1/events`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Asked {
@@ -122,7 +123,7 @@ async fn events(
         return Ok(([(header::CONTENT_TYPE, "application/jsonl")], body).into_response());
     }
     let mut news = log.news();
-    // Find an event that was added after the first page was read.
+    // Check for events that were added after the first page was read.
     let seen = log.page(Some(&page.next), limit)?;
     if seen.events.is_empty() && !news.borrow_and_update().closed {
         let _timeout = tokio::time::timeout(Duration::from_secs(wait_s), news.changed()).await;

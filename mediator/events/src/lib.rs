@@ -1,4 +1,4 @@
-//! The daemon's event log: changes of virtual machines, tenants, cards and the daemon, with time and author.
+//! The daemon's event log: changes to virtual machines, tenants, cards and the daemon, with time and author.
 //!
 //! Modules: [`NewEvent`], [`Log`] (stores events, and returns pages of them), `shelf` (bounded storage), `limits`
 //! (bounds the events about one subject), `cursor` (positions in the log), [`author`] (the author of a change, passed
@@ -6,8 +6,8 @@
 //! (`GET /v1/events`).
 //!
 //! Adding an event holds one lock briefly and never waits for readers. Memory is bounded: the log holds at most 4,096
-//! events and 2 MiB, and a reader is only a cursor. A subject that causes many events loses its own oldest events first
-//! ([decision 140](../../../docs/decisions/140-events.md)).
+//! events and 2 MiB, and the only state of a reader is its cursor. A subject that causes many events loses its own
+//! oldest events first ([decision 140](../../../docs/decisions/140-events.md)).
 //!
 //! The crate does not write events to a file, and is not a replacement for the debug log.
 

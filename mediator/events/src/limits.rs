@@ -29,7 +29,7 @@ struct Window {
 #[derive(Debug, Default)]
 pub(crate) struct Limits {
     windows: BTreeMap<(EventKind, Subject), Window>,
-    /// Number of suppressed events without a window, and the time of the first one.
+    /// Time of the first suppressed event without a window, and the number of such events.
     unlisted: Option<(Duration, u64)>,
 }
 
@@ -58,7 +58,8 @@ impl Limits {
         None
     }
 
-    /// Closes windows that have ended. For each window with suppressed events, returns its last event and their number.
+    /// Closes windows that have ended. Returns the last suppressed event of each closed window, if any, with the number
+    /// of suppressed events. Also reports the number of events without a window.
     pub fn ended(&mut self, now: Duration) -> Vec<(NewEvent, Author, u64)> {
         let mut reports = Vec::new();
         self.windows.retain(|_, window| {

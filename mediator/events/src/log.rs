@@ -71,8 +71,8 @@ impl Log {
         }
     }
 
-    /// Adds an event with this thread's author (see [`author::acting`]). May suppress it if its subject causes many
-    /// events.
+    /// Adds an event with this thread's author (see [`author::acting`]). May suppress the event if its subject causes
+    /// many events.
     pub fn add(&self, event: NewEvent) {
         self.add_at(event, author::current(), self.began.elapsed());
     }
@@ -132,7 +132,8 @@ impl Log {
         self.news.subscribe()
     }
 
-    /// Disconnects all followers. Called when the daemon is about to exit, because it does not wait for them.
+    /// Disconnects all followers. Called when the daemon is about to exit, because the daemon does not wait for
+    /// followers.
     pub fn close(&self) {
         self.news.send_modify(|news| news.closed = true);
     }

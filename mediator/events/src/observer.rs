@@ -22,7 +22,7 @@ const QUARANTINE_SLACK_MS: u64 = 3000;
 /// Maximum number of clients named in the text of one event.
 const MAX_NAMED: usize = 4;
 
-/// A state of the daemon.
+/// Snapshot of the daemon's state.
 #[derive(Clone, Debug, Default)]
 pub struct States {
     /// All cards.
@@ -40,9 +40,9 @@ pub struct States {
 struct Sight {
     card: String,
     failed: Option<String>,
-    /// Clients by process. A tenant's clients are its programs.
+    /// Clients by process ID. A tenant's clients are its programs.
     clients: BTreeMap<i64, String>,
-    /// Number of a virtual machine's killed submissions. The owner of a CUDA card reports its own kills.
+    /// Number of a virtual machine's killed submissions. The owner of a CUDA card reports kills itself.
     killed: u64,
     /// Time by which a turn has exceeded its slice.
     overran: Duration,
@@ -115,7 +115,7 @@ impl Observer {
     }
 }
 
-/// Returns the virtual machines and tenants of a state.
+/// Returns the observed states of all virtual machines and tenants.
 fn sights(states: &States) -> Vec<(Subject, Sight)> {
     let shares: BTreeMap<&str, &api::VmShare> =
         states.schedulers.iter().flat_map(|card| &card.vms).map(|share| (share.vm.as_str(), share)).collect();

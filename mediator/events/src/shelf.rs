@@ -1,8 +1,8 @@
 //! Bounded storage for the log's events.
 //!
-//! When a bound is exceeded, the subject with the most events loses its oldest event; if several subjects have the most
-//! events, the one whose oldest event is oldest loses it. Therefore, a subject keeps all its events until it occupies
-//! more than an equal share of the log.
+//! When a bound is exceeded, the oldest event of the subject with the most events is dropped; in case of a tie, the
+//! oldest event of all these subjects. Therefore, a subject keeps all its events until it occupies more than an equal
+//! share of the log.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -14,7 +14,7 @@ use api::{Event, Subject};
 pub(crate) const MAX_EVENTS: usize = 4096;
 /// Maximum total size of events in bytes.
 const MAX_BYTES: usize = 2 << 20;
-/// Estimated size of an event without its texts, in bytes.
+/// Estimated size of an event excluding its texts, in bytes.
 const OVERHEAD: usize = size_of::<Event>() + 128;
 
 /// The events, keyed by number.
@@ -24,7 +24,8 @@ pub(crate) struct Shelf {
     bytes: usize,
     /// Numbers of each subject's events, in ascending order.
     of: BTreeMap<Subject, VecDeque<u64>>,
-    /// Subjects ordered by number of events and age of the oldest event. The last one loses an event next.
+    /// Subjects ordered by number of events and age of the oldest event. The oldest event of the last subject is
+    /// dropped next.
     order: BTreeSet<(usize, Reverse<u64>, Subject)>,
 }
 

@@ -33,10 +33,10 @@ use pace::Pace;
 
 /// Environment variable for the number of descriptors that the service manager (systemd 254 or newer) can store.
 const CAPACITY: &str = "FDSTORE";
-/// Number of descriptors that journals must leave free: two for the daemon's sockets, and two for each virtual
-/// machine's socket and connection.
+/// Number of descriptors that journals must leave free: two for the daemon's sockets, and two for each virtual machine
+/// (its socket and its connection).
 const RESERVED_DESCRIPTORS: usize = 2 + 2 * MAX_VMS;
-/// Mask of all descriptors that a journal can store; see [`bit`].
+/// Mask of all slots and the journal; see [`bit`].
 const ALL: u32 = (1 << (SLOTS + 1)) - 1;
 
 /// The service manager's store, if it has one.
@@ -64,7 +64,7 @@ impl Store {
         self.there
     }
 
-    /// Logs whether VMMs would survive if the daemon were killed.
+    /// Logs a message if VMMs would lose their devices when the daemon is killed.
     pub fn tell(&self) {
         let room = self.room.load(Ordering::Relaxed);
         if !self.there || room < DESCRIPTORS {
@@ -76,7 +76,7 @@ impl Store {
         }
     }
 
-    /// Returns the keeper for a virtual machine's VMM. `before` is the set of descriptors that an earlier run has
+    /// Returns the keeper for a virtual machine's VMM. `before` is the mask of the descriptors that an earlier run has
     /// stored for this VMM ([`Left::held`]).
     #[must_use]
     pub fn keeper(&self, vm: &str, before: Option<u32>) -> Option<Arc<dyn Keeper>> {
@@ -177,7 +177,7 @@ impl Drop for InStore {
     }
 }
 
-/// Returns a journal descriptor's bit in the mask.
+/// Returns the mask bit of a slot or of the journal.
 fn bit(what: Kept) -> u32 {
     match what {
         Kept::Slot(slot) => 1u32.checked_shl(slot.min(SLOTS).into()).unwrap_or(0),
@@ -206,7 +206,7 @@ impl Left {
         self.connection = Some(connection);
     }
 
-    /// Adds a descriptor.
+    /// Adds the journal's descriptor, or the descriptor of a slot.
     pub fn add(&mut self, what: Kept, fd: OwnedFd) {
         if matches!(what, Kept::Slot(slot) if slot >= SLOTS) {
             give_up(&name_of(&self.vm, what));
@@ -253,13 +253,13 @@ impl Drop for Left {
     }
 }
 
-/// Stores a copy in the service manager, and replaces any copy with the same name.
+/// Stores a copy of a descriptor in the service manager, and replaces any copy with the same name.
 pub fn store(name: &str, fd: BorrowedFd<'_>) {
     give_up(name);
     push(name, fd);
 }
 
-/// Stores a copy in the service manager under an unused name.
+/// Stores a copy of a descriptor in the service manager under an unused name.
 fn push(name: &str, fd: BorrowedFd<'_>) -> bool {
     let state = [NotifyState::FdStore, NotifyState::FdName(name)];
     let pushed = sd_notify::notify_with_fds(&state, &[fd]);
@@ -269,7 +269,7 @@ fn push(name: &str, fd: BorrowedFd<'_>) -> bool {
     pushed.is_ok()
 }
 
-/// Removes a copy from the service manager.
+/// Removes the copy with this name from the service manager.
 pub fn give_up(name: &str) {
     if let Err(error) = sd_notify::notify(&[NotifyState::FdStoreRemove, NotifyState::FdName(name)]) {
         tracing::warn!(%error, "the service manager cannot be notified");

@@ -9,18 +9,18 @@ pub const OF_VM: &str = "vm/";
 pub(crate) const OF_VMM: &str = "vmm/";
 /// Name suffix of a VMM's journal.
 const JOURNAL: &str = "journal";
-/// Name of the admin socket.
+/// Name of the admin socket in the store.
 pub const STORED_ADMIN: &str = "daemon/admin";
-/// Name of the read-only socket.
+/// Name of the read-only socket in the store.
 pub const STORED_READ_ONLY: &str = "daemon/admin-read";
 
-/// Returns true if this is the name of a stored socket.
+/// Returns true if this is a name in the store, as opposed to the name of a socket from a systemd unit.
 pub fn is_stored(name: &str) -> bool {
     name.contains('/')
 }
 
-/// Parses the name of a VMM's descriptor. Returns its virtual machine and its kind, with an inner `None` for the
-/// connection itself. Returns `None` for any other name.
+/// Parses the name of a VMM's descriptor. Returns its virtual machine and its kind: `Ok(None)` for the connection
+/// itself, and an error for an unknown kind. Returns `None` for any other name.
 pub fn of_vmm(name: &str) -> Option<(&str, Result<Option<Kept>, ()>)> {
     let name = name.strip_prefix(OF_VMM)?;
     Some(match name.split_once('/') {

@@ -1,8 +1,8 @@
 //! Limits the rate at which one VMM causes messages to the service manager. Otherwise, a VMM that constantly maps and
 //! unmaps memory would keep the host's service manager busy.
 //!
-//! Messages are never dropped, because the next daemon could not resume the VMM then. Instead, a VMM that exceeds the
-//! limit waits.
+//! Messages are never dropped, because the next daemon could then not resume the VMM's connection. Instead, a VMM that
+//! exceeds the limit waits.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -72,7 +72,7 @@ impl Pace {
         }
     }
 
-    /// Returns true if more than half of the burst was used recently.
+    /// Returns true if less than half of a burst is available.
     pub(crate) fn is_busy(&self) -> bool {
         let mut bucket = self.bucket();
         bucket.fill(Instant::now());

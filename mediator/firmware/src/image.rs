@@ -65,8 +65,8 @@ pub struct Image {
 }
 
 impl Image {
-    /// Creates an image from `code` and `data`. Removes trailing zeros from the code, which drivers use to pad the last
-    /// page.
+    /// Creates an image from `code` and `data`. Removes trailing zeros from the code, because drivers pad the last page
+    /// with zeros.
     ///
     /// # Errors
     /// Returns [`ImageError::Size`] if a section is too long, or the code is missing.
@@ -92,13 +92,13 @@ impl Image {
         self.falcon
     }
 
-    /// Returns the code.
+    /// Returns the code as 32-bit words.
     #[must_use]
     pub fn code(&self) -> &[u32] {
         &self.code
     }
 
-    /// Returns the data.
+    /// Returns the data as 32-bit words.
     #[must_use]
     pub fn data(&self) -> &[u32] {
         &self.data

@@ -16,7 +16,7 @@ const CANDIDATES_MAX: usize = 32;
 const SUFFIX: &str = ".falcon";
 /// Name of the file that lists the approved digests.
 const APPROVED: &str = "approved";
-/// Maximum size of that file in bytes.
+/// Maximum size of the file [`APPROVED`] in bytes.
 const APPROVED_BYTES_MAX: u64 = 4096;
 
 /// Reason why a store operation failed.
@@ -122,7 +122,8 @@ impl Store {
     /// Adds a candidate image. Returns true if the image is new.
     ///
     /// # Errors
-    /// Returns [`StoreError::Full`] or [`StoreError::File`].
+    /// Returns [`StoreError::Full`] if the store contains the maximum number of candidates, or [`StoreError::File`] if
+    /// a file cannot be accessed.
     pub fn add(&self, image: &Image) -> Result<bool, StoreError> {
         let name = format!("{}{SUFFIX}", image.digest());
         let files = self.files()?;
@@ -161,7 +162,8 @@ impl Store {
         Ok(entry)
     }
 
-    /// Removes the image whose digest starts with `prefix`, and revokes its approval.
+    /// Removes the image whose digest starts with `prefix`. An approval of this image has no effect until the same
+    /// image is added again.
     ///
     /// # Errors
     /// Returns a [`StoreError`] if the image cannot be removed.

@@ -1,6 +1,6 @@
 //! The workers of a VM's CUDA programs on one card: their program, environment, sandbox, user and sockets.
 //!
-//! [`CudaVm`] is a VM with its function and its present card. The crate does not start workers: the VM's device does.
+//! [`CudaVm`] is a VM with its function and its current card. The crate does not start workers: the VM's device does.
 
 #![forbid(unsafe_code)]
 
@@ -30,10 +30,11 @@ const INSTALLED_LIBRARY: &str = "cuda/libcuda.so.1";
 const ADDRESSES_VARIABLE: &str = "GPU_MEDIATOR_CUDA_ADDRESSES";
 /// Name of the socket in the VM's folder through which workers find the next daemon.
 const REJOIN_SOCKET: &str = "workers.sock";
-/// Size of a MiB in bytes.
+/// Bytes per MiB.
 const MIB: u64 = 1 << 20;
 
-/// Returns the socket through which the workers of a VM find the next daemon. It is next to the owner's socket.
+/// Returns the path of the socket through which the workers of a VM find the next daemon. It is in the folder of the
+/// owner's socket.
 fn rejoin_socket(socket: &Path) -> PathBuf {
     socket.with_file_name(REJOIN_SOCKET)
 }

@@ -1,4 +1,4 @@
-//! A VM whose programs use CUDA: its function, and the card that it uses now.
+//! A VM whose programs use CUDA: its function, and its current card.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,20 +18,20 @@ pub trait HomeCard: Send + Sync {
     /// Returns the configuration of the card.
     fn spec(&self) -> &CardSpec;
 
-    /// Returns the users of the card's workers.
+    /// Returns the user accounts of the card's workers.
     fn users(&self) -> &Users;
 
-    /// Removes a VM from the tenants of the card's owner, and waits until its workers have ended. Returns true if all
-    /// have ended.
+    /// Removes a VM from the tenants of the card's owner, and waits until its workers have exited. Returns true if all
+    /// have exited.
     fn leave(&self, vm: &str) -> bool;
 }
 
-/// The card of a VM.
+/// A VM's current card.
 struct Home {
     card: Arc<dyn HomeCard>,
     /// Socket of the card's owner for the VM.
     socket: PathBuf,
-    /// User of the workers, if it is not the daemon's user.
+    /// User account of the workers, unless they run as the daemon's user.
     user: Option<User>,
 }
 
@@ -45,8 +45,8 @@ pub struct CudaVm {
 }
 
 impl CudaVm {
-    /// Creates a VM on a card, whose owner listens on `socket` for the VM. Its workers have the user `user`, or the
-    /// daemon's user.
+    /// Creates a VM on a card, whose owner listens on `socket` for the VM. Its workers run as `user`, or as the
+    /// daemon's user if `user` is `None`.
     pub fn new(
         function: CudaFunction,
         name: &str,
@@ -57,11 +57,11 @@ impl CudaVm {
         Self { function, name: name.to_owned(), socket_dir, home: Mutex::new(Home { card, socket, user }) }
     }
 
-    /// Moves the VM to another card. `from` and `to` are the owners of both cards. `moved` records the VM's new card as
-    /// soon as its programs continue there.
+    /// Moves the VM to another card. `from` and `to` are the owners of the current and the new card. Calls `moved`,
+    /// which records the VM's new card, as soon as its programs continue there.
     ///
     /// # Errors
-    /// Returns the reason against the move. The VM and its programs then continue on their card.
+    /// Returns an error if the move fails. The VM and its programs then continue on their card.
     pub fn move_to(
         &self,
         card: Arc<dyn HomeCard>,
@@ -89,13 +89,13 @@ impl CudaVm {
         Ok(carried)
     }
 
-    /// Removes the VM from its card, with its sockets and the record of its user.
+    /// Removes the VM from its card, with its sockets and the record of its user account.
     pub fn release(&self) {
         let (card, socket) = {
             let home = self.home.lock();
             (Arc::clone(&home.card), home.socket.clone())
         };
-        // The folder is removed if it is empty.
+        // Remove this socket first, because only an empty folder can be removed.
         let _ = std::fs::remove_file(rejoin_socket(&socket));
         let has_left = card.leave(&self.name);
         if let Some(user) = self.home.lock().user.as_ref().filter(|_| !has_left) {

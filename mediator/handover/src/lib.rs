@@ -48,7 +48,7 @@ pub struct Introduction {
 /// Record of the upgrade in which a daemon took over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Takeover {
-    /// Time that the VMs were paused.
+    /// Duration of the VMs' pause.
     pub pause: Duration,
     /// Number of upgrades since the first daemon started.
     pub upgrades: u64,

@@ -19,7 +19,7 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 pub struct Package {
     /// Saved state.
     pub file: Vec<u8>,
-    /// Named file descriptors. Those with the same name are ordered.
+    /// Named file descriptors. The order of descriptors with the same name is preserved.
     pub descriptors: Vec<(String, OwnedFd)>,
 }
 

@@ -79,7 +79,7 @@ impl Receiver {
         self.0.send(&Message::Refused(why.chars().take(REASON_MAX).collect()), &[])
     }
 
-    /// Waits for at most `limit` until this process owns everything. If this fails, this process owns nothing.
+    /// Waits for at most `limit` until this process owns everything. If the wait fails, this process owns nothing.
     ///
     /// # Errors
     /// Returns an error if the sender does not transfer ownership.

@@ -1,4 +1,4 @@
-//! State that is not saved by cards and VMs: the list of these objects, and run-time settings.
+//! State that cards and VMs do not save themselves: the list of these objects, and run-time settings.
 
 use saved_state::first_version;
 use serde::{Deserialize, Serialize};
@@ -12,7 +12,7 @@ pub struct Roster {
     pub upgrades: u64,
     /// Settings that differ from the configuration file, in the format of `state_dir`.
     pub state: String,
-    /// Cards that belong to the mediator.
+    /// Cards owned by the mediator.
     pub cards: Vec<RosterCard>,
 }
 
@@ -33,7 +33,7 @@ pub struct RosterCudaCard {
     pub model: String,
     /// UUID in NVML's format.
     pub uuid: String,
-    /// Saved form of the owner, as JSON.
+    /// Saved state of the owner, as JSON.
     pub owner: String,
     /// File with the functions and clients of the VMs.
     pub file: Vec<u8>,
@@ -41,7 +41,7 @@ pub struct RosterCudaCard {
     pub vms: Vec<RosterVm>,
 }
 
-/// A card that belongs to the mediator.
+/// A card owned by the mediator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RosterCard {
     /// Card name.
@@ -65,6 +65,6 @@ pub struct RosterVm {
     pub vram_bytes: u64,
     /// True if the VMM does not share the guest's memory.
     pub memory_not_shared: bool,
-    /// Number of resets of the VM.
+    /// Number of resets of the VM's device.
     pub resets: u64,
 }

@@ -16,7 +16,7 @@ fn introduction() -> Introduction {
     Introduction { program: "0.2.0".into(), reads: vec![known("owner", 2), known("vgpu", 1)] }
 }
 
-/// Creates a file that contains its number.
+/// Creates a file that contains `number`.
 fn numbered(number: usize) -> OwnedFd {
     let mut file = tempfile_of(&number.to_le_bytes());
     file.rewind().unwrap();
@@ -99,7 +99,7 @@ fn giver_keeps_all_unless_the_taker_is_ready() {
         receiver.refuse("VM 3: its guest sees other registers").unwrap();
     });
     assert!(matches!(refused.0, Err(Error::Refused(why)) if why.contains("VM 3")));
-    // The receiver exits after each step.
+    // The receiver exits at various steps.
     assert!(matches!(both(give, drop).0, Err(Error::Ended(_))));
     let ended = both(give, |socket| drop(Receiver::connect(socket, &introduction()).unwrap()));
     assert!(matches!(ended.0, Err(Error::Ended(_))), "{:?}", ended.0);

@@ -26,7 +26,7 @@ const MESSAGE_MAX: usize = 64 << 10;
 // TIMEOUT: receiving a message takes less time even on a busy host.
 const SEND_LIMIT: Duration = Duration::from_secs(10);
 
-/// A message.
+/// A message between the two processes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Message {
     /// First message of the receiver: its introduction.

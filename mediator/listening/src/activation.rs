@@ -23,7 +23,7 @@ pub(crate) const READ_ONLY: &str = "admin-read";
 pub struct Activated {
     /// Listening sockets of units, by name.
     pub listeners: HashMap<String, UnixListener>,
-    /// Sockets from the store, by name in the store.
+    /// Sockets from the store, by their names in the store.
     pub stored: HashMap<String, UnixListener>,
     /// Descriptors of VMMs from an earlier run, by virtual machine.
     pub left: HashMap<String, Left>,
@@ -112,10 +112,10 @@ fn collect(fds: impl Iterator<Item = (OwnedFd, String)>) -> Result<Activated, Ac
 }
 
 impl Activated {
-    /// Checks that each socket belongs to a virtual machine.
+    /// Checks that each descriptor is a listening UNIX stream socket.
     ///
     /// # Errors
-    /// Returns an error with the socket's name if a socket does not belong to a virtual machine.
+    /// Returns an error with the name of the first descriptor that is not.
     pub fn check(&self) -> Result<(), ActivationError> {
         let mut all = self.listeners.iter().chain(&self.stored);
         let other =

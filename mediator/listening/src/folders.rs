@@ -114,11 +114,10 @@ fn is_socket(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_ok_and(|there| there.file_type().is_socket())
 }
 
-/// Checks that other users cannot create files in the folder of sockets.
+/// Checks that other users cannot replace files in the folder of sockets. Warns if they can create files.
 ///
 /// # Errors
-/// Returns an error if other users can create files in the folder, because they could replace sockets of the daemon and
-/// of other users.
+/// Returns an error if other users can replace files in the folder, such as sockets of the daemon and of other users.
 pub fn check(socket_dir: &Path) -> Result<(), String> {
     use std::os::unix::fs::MetadataExt;
     // A missing folder is reported when the first socket is created.

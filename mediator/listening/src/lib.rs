@@ -35,7 +35,7 @@ pub use activation::{Activated, ActivationError, take};
 /// A listening socket, and its path if this process created it.
 #[derive(Debug)]
 pub struct Listening {
-    /// The socket.
+    /// The listening socket.
     pub listener: UnixListener,
     /// Path of the socket, unless it belongs to the service manager.
     pub path: Option<SocketPath>,
@@ -54,13 +54,13 @@ pub struct SocketPath {
 }
 
 impl SocketPath {
-    /// Returns the path.
+    /// Returns the path of the socket.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Removes the path, and also the stored copy of the socket, because it is no longer served.
+    /// Removes the path and the stored copy of the socket, because the socket is no longer served.
     pub fn forget(mut self) {
         if let Some(name) = self.stored.take() {
             give_up(&name);
@@ -80,8 +80,8 @@ impl Drop for SocketPath {
 /// Sources of listening sockets.
 #[derive(Debug, Default)]
 pub struct Sockets {
-    /// Sockets of units. They belong to the service manager, and become available again when their virtual machine is
-    /// removed.
+    /// Sockets of units. They belong to the service manager. When a virtual machine is removed, its socket becomes
+    /// available again.
     units: HashMap<String, UnixListener>,
     /// Unclaimed sockets from an earlier run.
     stored: Mutex<rank::Sockets, HashMap<String, UnixListener>>,
@@ -108,7 +108,7 @@ impl Sockets {
         Self { units: listeners, stored, left, store: Store::found(true), ours: Arc::default() }
     }
 
-    /// Logs whether VMMs would survive if this daemon were killed.
+    /// Logs a message if VMMs would lose their devices when this daemon is killed.
     pub fn tell(&self) {
         self.store.tell();
     }
@@ -213,7 +213,7 @@ impl Sockets {
         Ok(Listening { listener, path: Some(SocketPath { path: path.to_owned(), bound: Some(bound), stored, ours }) })
     }
 
-    /// Closes the unclaimed sockets from an earlier run, whose virtual machines no longer exist.
+    /// Closes the unclaimed sockets and VMM connections from an earlier run, whose virtual machines no longer exist.
     pub fn end_unused(&self) {
         let left = std::mem::take(&mut *self.left.lock());
         drop(left);

@@ -68,7 +68,7 @@ pub fn try_schedules(count: usize, body: fn()) {
 /// Runs `body` under every possible schedule, and returns the number of schedules.
 ///
 /// # Panics
-/// Panics for the same reasons as [`try_schedules`], or if there are more than `most` schedules.
+/// Panics for the same reasons as [`try_schedules`], or if there are `most` or more schedules.
 pub fn try_all_schedules(most: usize, body: fn()) -> usize {
     let count = run(DfsScheduler::new(Some(most), false), body);
     assert!(count < most, "more than {most} schedules exist");

@@ -29,7 +29,7 @@ use ticks::Ticks;
 
 /// A family of locks.
 pub trait Locks: 'static {
-    /// True if hold times are measured by this family.
+    /// True if this family measures hold times.
     const MEASURES: bool;
     /// A mutex.
     type Mutex<T>;
@@ -89,7 +89,7 @@ pub struct Mutex<K: Rank, T, L: Locks = Real> {
     rank: PhantomData<fn() -> K>,
 }
 
-/// Start of a hold.
+/// A hold that is being measured.
 struct Hold<'a> {
     share: &'a Share,
     since: Ticks,

@@ -86,17 +86,17 @@ ranks! {
     SchedulerSettings, false, None;
     /// Passthrough: the interrupt relay thread.
     Relay, true, None;
-    /// Owner: held while a VM's memory moves, so that the memory of only one VM moves at a time.
+    /// Card manager: held while a VM's memory moves, so that the memory of only one VM moves at a time.
     Moving, true, None;
     /// One VM: its vGPU and its part of the card's state.
     Vm, false, Some(Measured::Vm);
-    /// Owner: the card's state.
+    /// Card manager: the card's state.
     Card, false, Some(Measured::Card);
     /// One VM: queued events for the holder of the VM's lock.
     Inbox, false, None;
     /// One VM: its last status. Held briefly.
     StatusCell, false, None;
-    /// Owner: wakeup flag of the thread that moves memory.
+    /// Card manager: wakeup flag of the thread that moves memory.
     Wakeup, false, None;
     /// One VM: registers and control queue of its CUDA function. Held during one access or command.
     CudaFunction, false, None;

@@ -50,7 +50,7 @@ impl Ticks {
     }
 }
 
-/// Calibrates the counter early. Otherwise, the first reading would do so while a lock is held.
+/// Calibrates the counter early. Otherwise, the first reading would calibrate it while a lock is held.
 pub(crate) fn prepare() {
     let _ = scale();
 }

@@ -37,8 +37,8 @@ pub(crate) const FILTER_VARIABLE: &str = "MEDIATORD_LOG";
 pub(crate) const BURST_EVENTS: u32 = 10;
 /// Interval at which another event may pass after a burst.
 pub const REFILL_INTERVAL: Duration = Duration::from_secs(5);
-/// Number of events without a virtual machine that may pass in a burst, per call site. It is large because an operator
-/// may add many virtual machines at once.
+/// Number of events that may pass in a burst, per call site, if they are not about a virtual machine. The number is
+/// large because an operator may add many virtual machines in quick succession.
 pub(crate) const BURST_OF_ALL: u32 = 200;
 /// Maximum number of buckets. Once it is reached, events without a bucket are suppressed until another bucket is full
 /// again.
@@ -82,7 +82,7 @@ pub fn tell_suppressed() {
     }
 }
 
-/// A token bucket, which starts full and gets one token per interval.
+/// A token bucket, which starts full and receives one token per interval.
 #[derive(Clone, Debug)]
 struct Bucket {
     burst: u32,
@@ -337,7 +337,7 @@ mod tests {
             }
         });
         let (passed, all) = (usize::try_from(BURST_EVENTS).unwrap(), usize::try_from(BURST_OF_ALL).unwrap());
-        // On a slow host, the tokens of the next interval may also pass.
+        // On a slow host, events with tokens of the next interval may also pass.
         for limited in ["bad register", "bad ring"] {
             assert!((2 * passed..4 * passed).contains(&lines.count(limited)), "{limited}");
         }

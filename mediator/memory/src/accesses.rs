@@ -22,7 +22,7 @@ pub enum Counted {
 pub struct Accesses {
     /// Unit of the counts.
     pub counted: Counted,
-    /// Count of each chunk of the guest's VRAM.
+    /// Access count of each chunk of the guest's VRAM.
     pub counts: Vec<u64>,
 }
 

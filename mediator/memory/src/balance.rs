@@ -42,7 +42,7 @@ pub enum Hint {
 pub struct Divider {
     /// State machine that decides which VMs' memory is on the card, and controls its moves.
     pub(super) machine: Machine,
-    /// Operator's settings.
+    /// Operator's settings for the division of memory.
     division: Division,
     /// Bus traffic counted by the card.
     bus: Bus,
@@ -88,7 +88,7 @@ impl Divider {
 }
 
 impl Memory {
-    /// Returns the moves that are due, beginning with those for the mediator itself. `working` are the VMs with
+    /// Returns the moves that are due, beginning with those for the mediator itself. `working` yields the VMs with
     /// incomplete work, queued or not.
     pub fn plan(&mut self, now: u64, working: impl Iterator<Item = TenantId>, scheduler: &Scheduler) -> Planned {
         let working = working.chain(self.vram.waiting()).collect();
@@ -149,7 +149,7 @@ impl Memory {
     }
 
     /// Records that the mover has finished a scan. `waiting` contains the VMs that waited during the whole scan, and
-    /// `served` those for which it moved memory. Returns the VMs that wait now.
+    /// `served` those for which it moved memory. Returns the VMs that are currently waiting.
     pub fn looked(
         &mut self,
         now: u64,
@@ -174,7 +174,7 @@ impl Memory {
         self.divider.machine.take_changes(scheduler)
     }
 
-    /// Returns the moves that free enough card chunks to guarantee `chunks` more.
+    /// Returns the moves that free enough card chunks to guarantee `chunks` more chunks.
     pub fn plan_promise(&mut self, now: u64, chunks: u32) -> Plan {
         let Self { vram, divider, .. } = self;
         // Chunks that the mediator claims count as available for a guarantee. Plan for more chunks, so that the
@@ -184,7 +184,7 @@ impl Memory {
         by_vm(self.possible(steps, now))
     }
 
-    /// Returns the time until more moves may be due unless an event occurs earlier.
+    /// Returns the time until the next moves may be due, unless an event makes moves due earlier.
     pub fn next_plan(&self) -> Option<Duration> {
         self.divider.machine.next_round_ns(&self.vram.chunks).map(Duration::from_nanos)
     }
@@ -265,7 +265,7 @@ impl Memory {
         self.moved.entry(vm).or_default().add(done);
     }
 
-    /// Reports used chunks and the card's access counts to the balancer.
+    /// Reports new chunks, used chunks, and the card's access counts to the balancer.
     pub(super) fn tell_balancer(&mut self, counts: Option<&AccessCounts>) {
         let Self { vram, divider, .. } = self;
         let touched = std::mem::take(&mut vram.touched);
@@ -307,8 +307,8 @@ impl Memory {
         let counts = wanted.then(|| vram.memory.card().access_counts(true)).flatten();
         let Bus { since, copied } = std::mem::take(&mut divider.bus);
         let Some(counts) = counts else {
-            // The card does not count accesses, so use the memory to which work refers. This may be long before the
-            // work executes, so start recording as soon as any chunk is in host memory.
+            // The card's counts are unavailable or not needed, so use the memory to which work refers. This may be long
+            // before the work executes, so start recording as soon as any chunk is in host memory.
             let watches = divider.machine.residency.quanta().watches() && vram.chunks.summary().host.used != 0;
             let named = std::mem::replace(&mut vram.over_bus, watches.then_some(0));
             return (None, Traffic::Bytes(named.unwrap_or(0)));

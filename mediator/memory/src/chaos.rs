@@ -1,4 +1,4 @@
-//! Fault injection for the mediator's own tests: moves random chunks while VMs work.
+//! Fault injection for the mediator's own tests: moves random chunks while VMs run.
 //!
 //! A seeded generator selects a few chunks of one VM at a time. Selected chunks on the card move to host memory, and
 //! those in host memory return. A chunk whose move would exceed a limit stays in place.
@@ -11,7 +11,7 @@ use vram::{Step, TenantId, Tier, To};
 /// Maximum number of chunks per random move.
 const CHUNKS: usize = 4;
 
-/// Rate of random moves.
+/// Settings of random moves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Chaos {
     /// Number of submissions, by all VMs together, between random moves; 0 for never.
@@ -30,13 +30,13 @@ pub(crate) struct Dice {
 }
 
 impl Dice {
-    /// Creates a generator with the given rate.
+    /// Creates a generator with these settings.
     #[must_use]
     pub fn new(chaos: Chaos) -> Self {
         Self { chaos, random: Rng::with_seed(chaos.seed), submissions: 0, due: false }
     }
 
-    /// Counts a submission. Returns true if a move is due now.
+    /// Counts a submission. Returns true if a move is due.
     pub fn submitted(&mut self) -> bool {
         if self.chaos.every == 0 {
             return false;

@@ -25,7 +25,7 @@ pub const COPIER: TenantId = TenantId::MEDIATOR;
 const COPY_PIECE_BYTES: u64 = 512 << 10;
 /// Line length of a copy in bytes. The engine copies rectangles.
 const LINE: u64 = 16 << 10;
-/// Number of push buffer dwords per piece: a header with eight dwords, and a header with one dword.
+/// Number of push buffer dwords per piece: a header and eight dwords, and a header and one dword.
 const PIECE_WORDS: u64 = 11;
 /// Number of dwords at the start of a push buffer, which bind the object.
 const FIRST_WORDS: u64 = 2;
@@ -41,16 +41,16 @@ const MAX_PIECES_PER_SUBMISSION: usize = 8;
 const _: () = assert!(MAX_PIECES_PER_SUBMISSION as u64 <= (SUBMISSION_BYTES / 4 - FIRST_WORDS) / PIECE_WORDS);
 /// Log2 of the number of entries in a lane's ring.
 pub const RING_LOG2: u32 = 4;
-/// Log2 of the maximum number of copies that the CPU makes before failed engines are retried.
+/// Log2 of the maximum number of copies that the CPU performs before failed engines are retried.
 const RESTS_MAX_LOG2: u32 = 8;
-/// Ring address in the instance block. The mediator takes the entries from its own memory.
+/// Ring address in the instance block. The mediator reads the entries from its own memory.
 const RING_VA: GpuVa = GpuVa(SMALL_PAGE);
 /// Subchannel to which drivers bind copy engines.
 const SUBCHANNEL: u8 = 4;
 /// Data of SET_OBJECT for copy engines 0 and 1: the class, and the engine number in the upper bits.
 const OBJECTS: [u32; 2] = [0x4_90b5, 0x5_90b8];
 
-/// Number of a group of copies that were requested together.
+/// ID of a group of copies that were requested together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CopyId(u64);
 
@@ -66,9 +66,9 @@ pub enum Source {
 /// A requested copy.
 #[derive(Clone, Copy, Debug)]
 pub struct Job {
-    /// Source.
+    /// Source of the data.
     pub from: Source,
-    /// Destination.
+    /// Destination of the data.
     pub to: Place,
     /// Size in bytes, a multiple of 128 KiB.
     pub bytes: u64,
@@ -97,24 +97,24 @@ struct Lane {
     in_flight: VecDeque<(Submission, Vec<Piece>)>,
 }
 
-/// The channels, and their queue of copies.
+/// The mediator's channels, and their queue of copies.
 pub struct Copier {
     space: OwnSpace,
     /// Address of a line of zeros that is never overwritten.
     zeros: VramAddr,
     lanes: Vec<Lane>,
-    /// Pieces of the next submissions, by submission.
+    /// Pieces of the queued submissions, grouped by submission.
     waiting: VecDeque<Vec<Piece>>,
     /// Number of incomplete pieces of each group.
     left: BTreeMap<CopyId, usize>,
     groups: u64,
     /// Total number of completed pieces.
     pieces: u64,
-    /// Set if a channel has failed. No copies are made until [`Self::revive`].
+    /// Set if a channel has failed. No copies are performed until [`Self::revive`].
     broken: bool,
     /// Number of failures since the last completed copy.
     breaks: u32,
-    /// Number of copies that the CPU makes before the next revival.
+    /// Number of copies that the CPU performs before the next revival.
     rests: u32,
     ended: Arc<Condvar>,
 }
@@ -190,7 +190,7 @@ impl Copier {
         self.broken && self.rests == 0
     }
 
-    /// Binds all channels again, after they were unbound. Drops their queued copies.
+    /// Rebinds all channels after they were unbound, and drops their queued copies.
     ///
     /// # Errors
     /// Returns an error if the card has no free channels or does not respond. In this case, the copier stays failed.
@@ -238,7 +238,7 @@ impl Copier {
         Arc::clone(&self.ended)
     }
 
-    /// Queues groups of jobs and distributes each group evenly among the engines. Returns one number per group.
+    /// Queues groups of jobs and distributes each group evenly among the engines. Returns one ID per group.
     ///
     /// The submissions of a group are chosen now rather than when an engine becomes free. Otherwise, the rest of the
     /// queue would be divided each time, and the last submissions would be small. Each submission costs an interrupt.
@@ -271,7 +271,8 @@ impl Copier {
         Ok(groups)
     }
 
-    /// Returns true if a group of copies has completed, or `None` if it never will.
+    /// Returns true if a group of copies has completed, false if it is still in progress, or `None` if it never
+    /// completes.
     #[must_use]
     pub fn has_ended(&self, group: CopyId) -> Option<bool> {
         match (self.left.contains_key(&group), self.broken) {
@@ -303,7 +304,7 @@ impl Copier {
             tracing::error!(%error, "the copy engines that move memory make no progress");
             self.breaks();
         }
-        // A thread that wakes up before its group has ended delays the completions of other submissions.
+        // Do not wake threads earlier, because they would delay the completions of other submissions.
         if has_ended {
             self.ended.notify_all();
         }
@@ -404,7 +405,7 @@ impl Lane {
         let rectangles = pieces.iter().flat_map(|piece| rectangle(piece, zeros));
         let words: Vec<u32> = to(host_method::SET_OBJECT, &[self.object]).into_iter().chain(rectangles).collect();
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        // The other part of the push buffer belongs to the previous submission.
+        // The other part of the push buffer contains the previous submission.
         let at = self.push.0 + u64::from(self.put) % MAX_SUBMISSIONS_IN_FLIGHT as u64 * SUBMISSION_BYTES;
         vram.memory.write(VramAddr(at), &bytes)?;
         let push = va(Place::Card(vram::VramAddr(at)));
@@ -425,7 +426,7 @@ impl Lane {
     }
 }
 
-/// Returns the maximum number of pieces per submission that distributes a group evenly among all lanes.
+/// Returns the maximum number of pieces per submission, chosen so that a group is distributed evenly among all lanes.
 fn per_submission(pieces: usize, lanes: usize) -> usize {
     pieces.div_ceil(lanes.max(1)).clamp(1, MAX_PIECES_PER_SUBMISSION)
 }

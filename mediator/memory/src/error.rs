@@ -11,7 +11,7 @@ use std::io;
 use vm_memory::VolatileMemoryError;
 use vram::PoolError;
 
-/// Error on the mediator's host side.
+/// Error of a card or its manager.
 #[derive(Debug, thiserror::Error)]
 pub enum ManagerError {
     /// The card cannot be initialized, or does not respond.

@@ -13,7 +13,7 @@ use vram::TenantId;
 pub struct Holdings {
     /// Settings for dividing the memory.
     pub division: Division,
-    /// Division, in the form common to all kinds of card.
+    /// Division of the memory, in the format common to all kinds of cards.
     pub view: MemoryView,
     /// Totals of the moves of each VM's memory.
     pub moved: BTreeMap<TenantId, Moved>,

@@ -19,12 +19,12 @@ use vram::TenantId;
 
 /// First address that can be allocated. Address 0 stays unused, so that a null pointer is never valid.
 const FIRST_IOVA: u64 = 2 << 20;
-/// Alignment of regions in bytes. It keeps large pages large for any alignment that the guest chooses.
+/// Alignment of regions in bytes. It preserves large pages for any alignment that the guest chooses.
 const ALIGN: u64 = 2 << 20;
-/// Part of the address space that VMs share. VMs' ranges are never below it. It may also contain ranges of the
-/// mediator.
+/// Part of the address space that is available to VMs. VMs' ranges are never below it. It may also contain ranges of
+/// the mediator.
 const SHARED: Range<u64> = 128 << 30..1 << BUS_BITS;
-/// Size of the part of the address space for all VMs together, in bytes.
+/// Size in bytes of the part of the address space that is available to VMs.
 pub const SHARED_BYTES: u64 = SHARED.end - SHARED.start;
 
 /// Limits of the RAM that a VM may lend. The size of each region is rounded up to 2 MiB.
@@ -44,7 +44,7 @@ impl Default for RamShare {
     }
 }
 
-/// A VM's account.
+/// A VM's account of I/O addresses.
 #[derive(Debug, Default)]
 struct Part {
     share: RamShare,
@@ -54,10 +54,10 @@ struct Part {
     charged: u64,
 }
 
-/// Reason for denying a VM a range.
+/// Reason why a VM's request for a range is denied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoIova {
-    /// The request exceeds the VM's quota, in bytes.
+    /// The request exceeds the VM's quota, which is this number of bytes.
     Quota(u64),
     /// Neither the VM's window nor the shared part has a gap that is large enough.
     Full,
@@ -77,7 +77,7 @@ fn charge(len: u64) -> Option<u64> {
 }
 
 impl IovaSpace {
-    /// Creates an address space without the ranges that the host cannot map for the card.
+    /// Creates an address space that excludes the ranges that the host cannot map for the card.
     #[must_use]
     pub fn without(unmappable: &[Range<u64>]) -> Self {
         let within = unmappable.iter().map(|range| (range.start, range.end.saturating_sub(range.start)));
@@ -136,7 +136,7 @@ impl IovaSpace {
         gaps
     }
 
-    /// Removes a VM's window. Ranges that it has not freed stay in use.
+    /// Removes a VM's share and window. Ranges that the VM has not freed stay in use.
     pub fn dismiss(&mut self, vm: TenantId) {
         self.vms.remove(&vm);
     }
@@ -246,7 +246,7 @@ mod tests {
         }
         assert!(had <= QUOTA, "{had:#x}");
         assert_eq!(space.allocate_for(vms[0], 1, 0), Err(NoIova::Quota(QUOTA)));
-        // The other VMs then use up the rest one after the other, and each must keep its own window.
+        // The other VMs then exhaust the remaining addresses, one after the other, but each must keep its own window.
         for vm in &vms[1..] {
             (0..36).take_while(|_| space.allocate_for(*vm, WINDOW_BYTES + ALIGN, 0).is_ok()).count();
         }
@@ -301,7 +301,7 @@ mod tests {
 
     #[test]
     fn iova_holes_of_host_are_never_allocated() {
-        // These are the holes of a 39-bit IOMMU and the interrupt address range.
+        // The interrupt address range, and the addresses beyond a 39-bit IOMMU.
         let holes = [0xfee0_0000..0xfef0_0000, 1 << 39..1 << BUS_BITS];
         let mut space = IovaSpace::without(&holes);
         space.set_share(TenantId(1), RamShare::default()).unwrap();

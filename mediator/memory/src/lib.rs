@@ -118,12 +118,12 @@ impl Memory {
         &mut self.vram
     }
 
-    /// Returns the card, for its channels' registers.
+    /// Returns access to the card, for its channels' registers.
     pub fn card_mut(&mut self) -> &mut CardMemory {
         &mut self.vram.memory
     }
 
-    /// Returns the I/O virtual addresses.
+    /// Returns the allocator of I/O virtual addresses.
     pub fn iova(&self) -> &IovaSpace {
         &self.iova
     }
@@ -133,7 +133,7 @@ impl Memory {
         &mut self.iova
     }
 
-    /// Returns the card, and the pool of card memory for the mediator's own channels.
+    /// Returns the guest memory, and the pool of card memory for the mediator's own channels.
     pub fn vram_and_own(&mut self) -> (&mut CardVram, &mut PagePool) {
         (&mut self.vram, &mut self.own)
     }
@@ -165,12 +165,12 @@ impl Memory {
         (&mut self.vram, self.copier.as_mut())
     }
 
-    /// Returns the divider.
+    /// Returns the state for dividing the memory among the VMs.
     pub fn divider(&self) -> &Divider {
         &self.divider
     }
 
-    /// Counts the guarantees for which memory is being freed: adds one, or removes one if `begins` is false.
+    /// Increments the number of guarantees for which memory is being freed, or decrements it if `begins` is false.
     pub fn promise(&mut self, begins: bool) {
         self.promising = if begins { self.promising.saturating_add(1) } else { self.promising.saturating_sub(1) };
     }
@@ -181,8 +181,8 @@ impl Memory {
         self.promising != 0
     }
 
-    /// Records whether a VM is moving to or from another card. While it is, its memory does not move for any other
-    /// reason.
+    /// Records whether a VM is moving to or from another card. During this time, the VM's memory does not move for any
+    /// other reason.
     pub fn set_migrating(&mut self, vm: TenantId, travels: bool) {
         if travels {
             self.travelling.insert(vm);
@@ -191,13 +191,13 @@ impl Memory {
         }
     }
 
-    /// Returns true if a VM has created a segment.
+    /// Returns true if a VM has created a segment that still exists.
     pub fn segments_of(&self, vm: TenantId) -> bool {
         self.segments.bytes_and_count(vm).1 != 0
     }
 
-    /// Removes the records of a VM that has left the card. Its moves are no longer reported, so memory that the card
-    /// has not released stays where it is.
+    /// Removes the records of a VM that has left the card. Memory that cannot be reclaimed yet is frozen, because the
+    /// VM's moves are no longer reported.
     pub fn dismiss(&mut self, vm: TenantId) {
         self.iova.dismiss(vm);
         self.forget_segments(vm);

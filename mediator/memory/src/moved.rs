@@ -15,7 +15,7 @@ pub struct Relocated {
     pub rebooked: u32,
     /// Number of bytes copied.
     pub bytes: u64,
-    /// Time that the VM's channels were stopped, in ns.
+    /// Time for which the VM's channels were stopped, in ns.
     pub suspended_ns: u64,
     /// Duration of the copies, in ns.
     pub copied_ns: u64,
@@ -29,7 +29,7 @@ impl Relocated {
     }
 }
 
-/// Guest VRAM ranges that have moved.
+/// Guest VRAM ranges that have moved, each with its address and its size in bytes.
 pub type Ranges = Vec<(GuestVramAddr, u64)>;
 
 /// Totals of the moves of a VM's memory since the VM was added.
@@ -37,7 +37,7 @@ pub type Ranges = Vec<(GuestVramAddr, u64)>;
 pub struct Moved {
     /// Sum of all relocations.
     pub sum: Relocated,
-    /// Distribution of the times that the VM's channels were stopped.
+    /// Distribution of the times for which the VM's channels were stopped.
     pub suspensions: Histogram,
 }
 
@@ -55,7 +55,7 @@ impl Moved {
 
 /// A plan of the balancer.
 pub struct Planned {
-    /// The moves to make.
+    /// The moves to execute.
     pub plan: Plan,
     /// VMs that wait for memory that the plan frees.
     pub served: BTreeSet<TenantId>,

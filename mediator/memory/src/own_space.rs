@@ -12,15 +12,15 @@ use nvspec::mmu::{
 use std::collections::BTreeMap;
 use vram::{HostAddr, PagePool, Place};
 
-/// Start address of card memory.
+/// Virtual address at which card memory starts.
 const VRAM_VA: GpuVa = GpuVa(1 << 36);
-/// Start address of the host slots.
+/// Virtual address at which the host slots start.
 const SLOTS_VA: GpuVa = GpuVa(1 << 38);
 /// Maximum total size of the slots in bytes.
 pub(crate) const SLOTS_BYTES_MAX: u64 = HOST_VA_BASE.0 - SLOTS_VA.0;
 /// Maximum size of card memory in bytes.
 const VRAM_BYTES_MAX: u64 = SLOTS_VA.0 - VRAM_VA.0;
-/// Size code of the page table for work areas: one eighth of the full size, as in all address spaces.
+/// Size code of the work areas' page table: one eighth of the full size, as in all address spaces.
 const WORK_SIZE_CODE: u8 = 3;
 
 /// Returns the virtual address of a chunk.
@@ -32,7 +32,7 @@ pub fn va(place: Place) -> GpuVa {
     }
 }
 
-/// The address space. Its page tables are in the mediator's chunks.
+/// The mediator's address space. Its page tables are in the mediator's chunks.
 pub struct OwnSpace {
     directory: VramAddr,
     /// Large-page tables, by index of the directory entry.

@@ -40,7 +40,7 @@ impl Wanted {
 
 /// Allocates all of the `wanted` memory in parallel.
 pub fn allocate_parallel(wanted: &[Wanted]) -> Vec<Result<DmaMemory, ManagerError>> {
-    // The standard library reads the control group's files for this number.
+    // Cache this number, because the standard library reads the control group's files for each query.
     static PROCESSORS: LazyLock<usize> = LazyLock::new(|| thread::available_parallelism().map_or(1, NonZero::get));
     let threads = if wanted.len() < 2 { 1 } else { PROCESSORS.min(THREADS).min(wanted.len()) };
     if threads < 2 {
@@ -95,7 +95,7 @@ fn populated(region: MmapRegion) -> Result<DmaMemory, ManagerError> {
         // `start`, and outlives this function.
         let _ = unsafe { madvise(start, bytes, Advice::LinuxHugepage) };
     }
-    // Kernels before Linux 5.14 do not support this, and allocate pages on first use. SAFETY: as above.
+    // Kernels before Linux 5.14 do not support this advice, and allocate pages on first use. SAFETY: as above.
     match unsafe { madvise(start, bytes, Advice::LinuxPopulateWrite) } {
         Ok(()) | Err(rustix::io::Errno::INVAL) => {}
         Err(errno) => return Err(refused(errno.to_string())),

@@ -2,8 +2,8 @@
 //!
 //! A slot has the size of a chunk and its own mapping. Its memory is allocated when the slot is assigned to an owner,
 //! and freed when the owner releases the slot, so that the next owner reads zeros and the memory returns to the host.
-//! The I/O addresses of all slots are contiguous and fixed. Some slots without an owner keep their memory and zero it,
-//! because allocating memory takes longer than copying a chunk.
+//! The I/O addresses of all slots are contiguous and fixed. Some slots without an owner keep their memory, which is
+//! then zeroed, because allocating memory takes longer than copying a chunk.
 
 mod borrowed;
 mod saved;
@@ -36,7 +36,7 @@ pub struct PinnedPool {
     base: Iova,
     slot_bytes: u64,
     slots: Vec<Option<DmaMemory>>,
-    /// Slots without an owner that have zeroed memory.
+    /// Slots without an owner that have kept their memory.
     kept: BTreeSet<usize>,
     /// File that contains the memory of all slots, each at its own offset, if another process can take over the memory.
     file: Option<Arc<File>>,
@@ -47,8 +47,8 @@ pub struct PinnedPool {
 }
 
 impl PinnedPool {
-    /// Creates `slots` slots of `slot_bytes` bytes, without memory. If `shared` is true, their memory comes from one
-    /// file, so that another process can take it over.
+    /// Creates `slots` slots of `slot_bytes` bytes, without memory. If `shared` is true, one file backs their memory,
+    /// so that another process can take it over.
     ///
     /// # Errors
     /// Returns an error if the card's I/O address space has no gap that is large enough, or if the host cannot create
@@ -61,7 +61,7 @@ impl PinnedPool {
         shared: bool,
     ) -> Result<Self, ManagerError> {
         let len = u64::from(slots) * slot_bytes;
-        // This alignment keeps large pages large on both sides.
+        // This alignment permits large pages in the card's and in the host's mappings.
         let base = if slots == 0 { Iova(0) } else { iova.allocate(len, 0).ok_or(ManagerError::OutOfIova { len })? };
         let file = (shared && slots != 0).then(|| memory_file(len)).transpose()?.map(Arc::new);
         let slots = (0..slots).map(|_| None).collect();
@@ -81,7 +81,7 @@ impl PinnedPool {
         self.file.is_some() || self.slots.is_empty()
     }
 
-    /// Hands the slots over to another process. Keeps their memory and its mappings for the card.
+    /// Hands the slots over to another process. Their memory remains allocated and mapped for the card.
     pub fn hand_over(&mut self) {
         self.handed = true;
     }
@@ -167,7 +167,7 @@ impl PinnedPool {
         Ok(())
     }
 
-    /// Reads `data` at `address`, within one slot. A slot without memory reads as zeros.
+    /// Reads from `address` into `data`, within one slot. A slot without memory reads as zeros.
     pub fn read(&self, address: HostAddr, data: &mut [u8]) {
         let (index, offset) = self.at(address);
         let read = self.slots[index].as_ref().map(|memory| {
@@ -181,7 +181,7 @@ impl PinnedPool {
         }
     }
 
-    /// Writes `data` at `address`, within one slot that has memory.
+    /// Writes `data` to `address`, within one slot that has memory.
     pub fn write(&self, address: HostAddr, data: &[u8]) {
         let (index, offset) = self.at(address);
         let written = self.slots[index].as_ref().ok_or("the slot has no memory".to_owned()).and_then(|memory| {

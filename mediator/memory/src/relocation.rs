@@ -18,13 +18,13 @@ const BATCH_BYTES: u64 = 8 << 20;
 
 /// A VM's chunk that is moving.
 pub type Chunk = relocation::Chunk<Place>;
-/// All relocations on a card. The users of the memory are VMs.
+/// All relocations of VMs' memory on a card.
 pub type Relocations = relocation::Relocations<TenantId, Place>;
-/// Memory of a card. The users of the memory are VMs.
+/// State machine for VMs' memory on a card.
 pub type Machine = tenancy::Machine<TenantId, Place>;
 
-/// Creates the state machine for a card on which no memory is moving. A plan limits the number
-/// of a VM's batches.
+/// Creates the state machine for a card on which no memory is moving. The machine does not limit a VM's batches,
+/// because plans limit them.
 pub(super) fn machine(residency: Residency, chunk_bytes: u64) -> Machine {
     let nanoseconds = |limit: Duration| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
     let limits = Config {

@@ -1,4 +1,4 @@
-//! Saved form of a card's memory, without the chunk table and the policies for its division.
+//! Saved form of a card's memory, excluding the chunk table and the policies for its division.
 
 use super::balance::Divider;
 use super::iova::{Claims, IovaSpace, SavedIova};
@@ -45,9 +45,9 @@ impl Memory {
             vram,
             iova,
             barrier,
-            // Saved with the card.
+            // The card's saved state contains this pool.
             own: _,
-            // The next process binds the channels again.
+            // The next process rebinds the channels.
             copier: _,
             // Most of this is saved with the card or comes from the settings.
             divider,
@@ -66,7 +66,7 @@ impl Memory {
             // The next process sets this up again.
             memory: _,
             pinned,
-            // Saved with the card.
+            // The card's saved state contains the chunk table.
             chunks: _,
             // No chunk is being copied.
             copied: _,

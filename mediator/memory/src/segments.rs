@@ -1,8 +1,8 @@
 //! Card memory segments that several address spaces map, in one or several VMs: shared device memory as in Gdev (4.2),
 //! with System V names.
 //!
-//! A segment's memory belongs to the mediator, and comes from a pool of the VM that created the segment, so that an
-//! operator can limit it per VM. The memory is zeroed before it is first mapped, and stays on the card. It is freed
+//! A segment's memory belongs to the mediator, and is allocated from a pool of the VM that created the segment, so that
+//! an operator can limit it per VM. The memory is zeroed before it is first mapped, and stays on the card. It is freed
 //! when no address space has attached the segment and no key refers to it. This module controls access, and `vgpu::pv`
 //! records the address spaces that map a segment, and the addresses in them.
 
@@ -116,7 +116,7 @@ impl Segments {
         }
     }
 
-    /// Frees a segment if it is no longer needed.
+    /// Frees a segment if it was removed and no address space has attached it.
     fn free_unused(&mut self, id: u32, vram: &mut CardVram) {
         let unused = self.segments.get(&id).is_some_and(|segment| segment.removed && segment.attached.is_empty());
         let Some(segment) = unused.then(|| self.segments.remove(&id)).flatten() else { return };
@@ -189,7 +189,7 @@ impl Memory {
     }
 
     /// Zeroes one part of a new segment. The card's lock is held for only one part at a time. Returns true if another
-    /// part may be left.
+    /// part is left.
     ///
     /// # Errors
     /// Returns a [`Status`] if the request is denied or fails.

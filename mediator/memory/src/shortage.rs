@@ -10,7 +10,7 @@ use vram::{Error, Limit};
 pub struct Shortage {
     /// Key and value of the limit, and permitted values.
     pub what: String,
-    /// Remedy.
+    /// Remedy for the operator.
     pub what_to_do: String,
 }
 

@@ -83,7 +83,7 @@ pub struct CardVram {
     /// Chunks whose first memory was allocated on the card since the balancer was last notified, numbered in order of
     /// arrival.
     pub(crate) born: BTreeMap<(TenantId, u64), u64>,
-    /// Set if the victim policy depends on the memory in use.
+    /// Set if the victim policy depends on which chunks are used.
     pub watches: bool,
     /// Number of bytes in host memory to which work has referred since the last query, or `None` if no policy uses this
     /// number.
@@ -92,7 +92,7 @@ pub struct CardVram {
     pub(crate) records: Records,
     /// Chunks used since the balancer was last notified.
     pub touched: BTreeSet<(TenantId, u64)>,
-    /// Words of VRAM that the CPU has transferred for each VM.
+    /// Number of VRAM words that the CPU has transferred for each VM.
     pub(super) words: BTreeMap<TenantId, Words>,
     /// Chunks that are being zeroed.
     pub(super) zeroing: Zeroing,
@@ -102,7 +102,7 @@ pub struct CardVram {
     pub short: BTreeSet<TenantId>,
     /// Requests that wait for the mover.
     pub wants: Wants,
-    /// Signalled when the card has no memory for a guest, and when memory was freed.
+    /// Signalled when the card has no memory for a guest, and when memory is freed.
     pub wakeup: Arc<Wakeup>,
 }
 
@@ -129,8 +129,8 @@ impl CardVram {
         }
     }
 
-    /// Returns the location of `len` bytes of guest VRAM if they belong to the VM and are contiguous. Allocates memory
-    /// for chunks that have none. Returns `None` if no memory is free.
+    /// Returns the location of `len` bytes of guest VRAM, and allocates memory for chunks that have none. Returns
+    /// `None` if the bytes do not belong to the VM or are not contiguous, or if no memory is free.
     pub fn place(&mut self, vm: TenantId, address: GuestVramAddr, len: u64) -> Option<Place> {
         let address = GuestVramAddr(address.0);
         match self.chunks.lookup(vm, address, len) {
@@ -144,17 +144,18 @@ impl CardVram {
         self.chunks.translate_range(vm, address, len)
     }
 
-    /// Allocates zeroed memory for the chunk that contains `address`.
+    /// Returns the location of the chunk that contains `address`, and allocates zeroed memory if the chunk has none.
     fn place_chunk(&mut self, vm: TenantId, address: GuestVramAddr) -> Option<Place> {
         let chunk = (vm, address.0 / self.chunks.chunk_bytes());
         loop {
             match self.chunks.place(vm, address) {
                 Ok(placed) => {
                     if placed.new {
-                        // Mapping memory does not use it, but new memory is usually used soon after it is mapped.
+                        // Mapping memory does not access it, but new memory is usually accessed soon after it is
+                        // mapped.
                         self.touch(vm, address);
                         if placed.place.card().is_some() {
-                            // A chunk that was freed and placed again comes last in the order.
+                            // A chunk that was freed and placed again is last in the order.
                             let number = self.born.len() as u64;
                             self.born.insert(chunk, number);
                         }
@@ -191,7 +192,7 @@ impl CardVram {
         }
     }
 
-    /// Removes the requests of a VM that was removed.
+    /// Removes the records of a VM that was removed.
     pub fn forget(&mut self, vm: TenantId) {
         self.words.remove(&vm);
         self.short.remove(&vm);
@@ -308,7 +309,7 @@ impl CardVram {
         }
     }
 
-    /// Marks pages that were written while their chunk is being copied.
+    /// Marks written pages of a chunk that is being copied.
     fn written(&mut self, vm: TenantId, address: GuestVramAddr, len: u64) {
         if self.copied.is_empty() {
             return;
@@ -319,7 +320,7 @@ impl CardVram {
         }
     }
 
-    /// Reads `data` at a chunk's location.
+    /// Reads from a chunk's location into `data`.
     ///
     /// # Errors
     /// Returns an error if the card does not respond.
@@ -333,7 +334,7 @@ impl CardVram {
         }
     }
 
-    /// Writes `data` at a chunk's location.
+    /// Writes `data` to a chunk's location.
     ///
     /// # Errors
     /// Returns an error if the card does not respond.
@@ -347,11 +348,11 @@ impl CardVram {
         }
     }
 
-    /// Same as [`Self::alloc`] for a VM's page tables. If no memory is free, the VM counts as short of memory, and the
-    /// mover is notified.
+    /// Same as [`Self::alloc`] for a VM's page tables. If no memory is free, the VM is marked as short of memory, and
+    /// the mover is notified.
     ///
     /// # Errors
-    /// Same as for [`Self::alloc`].
+    /// Returns the same errors as [`Self::alloc`].
     pub fn alloc_for(&mut self, vm: TenantId, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, ManagerError> {
         let found = self.alloc(pool, bytes);
         match found {
@@ -360,7 +361,7 @@ impl CardVram {
                 self.pool_changed(vm, pool);
             }
             Err(ManagerError::Lacking) => {
-                // Enough chunks are free, but they are not contiguous. Request more.
+                // If enough chunks are free, they are not contiguous, so request more.
                 let there = self.chunks.for_mediator();
                 let wanted = self.count(bytes);
                 self.wants.lack(vm, if there >= wanted { there.saturating_add(wanted) } else { wanted });
@@ -399,7 +400,7 @@ impl CardVram {
     /// Same as [`Self::alloc`], but does not zero the memory.
     ///
     /// # Errors
-    /// Same as for [`Self::alloc`].
+    /// Returns the same errors as [`Self::alloc`].
     pub fn take(&mut self, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, ManagerError> {
         Ok(VramAddr(self.take_block(pool, bytes)?.address.0))
     }
@@ -444,12 +445,12 @@ impl CardVram {
         self.wants.set_waits(vm, waits);
     }
 
-    /// Returns the VMs whose work or page tables wait for memory.
+    /// Returns the VMs whose accesses, work or page tables wait for memory.
     pub fn waiting(&self) -> BTreeSet<TenantId> {
         self.short.iter().copied().chain(self.wants.vms()).collect()
     }
 
-    /// Returns how often the mover has scanned for a VM.
+    /// Returns the counters of the mover's scans for a VM.
     #[must_use]
     pub fn looks(&self, vm: TenantId) -> Looks {
         self.wants.looks(vm)

@@ -10,7 +10,7 @@ use vram::TenantId;
 /// Number of chunks to keep free for the mediator's own structures, in addition to known needs of VMs. A guest's next
 /// channel or page table must not have to wait because other guests' memory fills the card.
 pub(crate) const RESERVED_CHUNKS: u32 = 2;
-/// Interval between the mover's scans while a VM waits. More frequent scans do not count.
+/// Interval between the mover's scans while a VM waits. Scans that follow sooner are not counted.
 pub const SCAN_INTERVAL: Duration = Duration::from_millis(50);
 /// Size of a VM's first page tables in bytes, for two address spaces.
 pub const FIRST_BYTES: u64 = 1 << 20;
@@ -42,14 +42,14 @@ struct Seen {
     vain_ns: Option<u64>,
 }
 
-/// Waits and needs. See the module documentation.
+/// VMs' waits for card memory, and the mediator's own needs.
 #[derive(Debug, Default)]
 pub struct Wants {
     /// Number of unused chunks reserved for each VM's first page tables.
     first: BTreeMap<TenantId, u32>,
     /// Number of chunks that each VM's page tables wait for.
     tables: BTreeMap<TenantId, u32>,
-    /// VMs whose work waits.
+    /// VMs whose work waits for card memory.
     waiting: BTreeSet<TenantId>,
     seen: BTreeMap<TenantId, Seen>,
 }
@@ -77,14 +77,14 @@ impl Wants {
         self.tables.remove(&vm);
     }
 
-    /// Records that a VM's page tables occupy `held` chunks, of which `first` are needed for its first page tables.
+    /// Records that a VM's page tables occupy `held` chunks. Its first page tables need `first` chunks in total.
     pub fn hold(&mut self, vm: TenantId, held: u32, first: u32) {
         if let Some(left) = self.first.get_mut(&vm) {
             *left = first.saturating_sub(held);
         }
     }
 
-    /// Records whether the VM's work waits.
+    /// Records whether the VM's work waits for card memory.
     pub fn set_waits(&mut self, vm: TenantId, waits: bool) {
         if waits {
             self.waiting.insert(vm);
@@ -99,12 +99,12 @@ impl Wants {
         self.first.values().chain(self.tables.values()).fold(RESERVED_CHUNKS, |sum, chunks| sum.saturating_add(*chunks))
     }
 
-    /// Returns the VMs whose work or page tables wait.
+    /// Returns the VMs whose work or page tables wait for card memory.
     pub fn vms(&self) -> impl Iterator<Item = TenantId> + '_ {
         self.waiting.iter().chain(self.tables.keys()).copied()
     }
 
-    /// Returns the VMs whose page tables wait.
+    /// Returns the VMs whose page tables wait for card memory.
     pub fn of_tables(&self) -> impl Iterator<Item = TenantId> + '_ {
         self.tables.keys().copied()
     }
@@ -122,7 +122,7 @@ impl Wants {
         }
     }
 
-    /// Returns how often the mover has scanned for a VM.
+    /// Returns the counters of the mover's scans for a VM.
     pub fn looks(&self, vm: TenantId) -> Looks {
         self.seen.get(&vm).map(|seen| seen.looks).unwrap_or_default()
     }

@@ -109,8 +109,8 @@ impl CardVram {
         self.engines_keep();
     }
 
-    /// Records that the engines' chunks stay unusable, because the engines may still write to them. Quarantines the
-    /// chunks.
+    /// Ends the zeroing of the engines' chunks. Chunks that were quarantined in the meantime, because the engines may
+    /// still write to them, stay unusable.
     pub fn engines_keep(&mut self) {
         for work in std::mem::take(&mut self.zeroing.engines) {
             self.chunks.scrubbed(work.place);

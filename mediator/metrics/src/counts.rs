@@ -36,7 +36,7 @@ fn unit(name: &str) -> Unit {
     }
 }
 
-/// The metric families.
+/// Metric families of a virtual machine's counts.
 pub(super) const VM: [Metric<Vm, String>; 10] = [
     ("gpu_mediator_vm_device_total", "counter", "Counters of a VM's device, by `count`", |vm| {
         of(&vm.counters, Unit::Number, false)

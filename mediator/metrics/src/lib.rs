@@ -1,8 +1,8 @@
 //! Metrics: the admin API's data and additional counts in Prometheus's text format.
 //!
 //! Modules: cards, virtual machines and the daemon itself (this file), `counts` (devices and connections), `scheduler`
-//! and `memory` (how cards are shared), [`tenants`], `locks`, [`moves`] (moves of virtual machines between cards, which
-//! are counted here).
+//! and `memory` (sharing of cards), [`tenants`], `locks`, [`moves`] (moves of virtual machines between cards, which are
+//! counted here).
 //!
 //! The crate does not serve requests or access cards.
 
@@ -143,7 +143,7 @@ fn described(labels: &Labels) -> Option<String> {
     (!pairs.is_empty()).then(|| pairs.join(","))
 }
 
-/// Returns all metrics.
+/// Returns the metrics of cards, virtual machines, schedulers, memory and locks.
 #[must_use]
 pub fn text(cards: &[Card], vms: &[Vm], schedulers: &[CardScheduler], memories: &[CardMemory]) -> String {
     let mut text = String::new();

@@ -1,4 +1,4 @@
-//! Metrics of cards' memory and its use. Sizes are in bytes, and times in seconds.
+//! Metrics of cards' memory and its usage. Sizes are in bytes, and times in seconds.
 
 use std::fmt::Write;
 

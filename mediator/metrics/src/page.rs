@@ -63,7 +63,7 @@ fn families_of_sections() -> [String; 2] {
     [memory, scheduler]
 }
 
-/// Returns the metrics named in a Prometheus or Grafana file.
+/// Returns the names of the metrics in a Prometheus or Grafana file.
 fn named(file: &str) -> BTreeSet<&str> {
     let begins = file.match_indices(PREFIX).map(|(at, _)| &file[at..]);
     let end = |text: &str| text.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(text.len());

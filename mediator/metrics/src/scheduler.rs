@@ -19,7 +19,7 @@ impl Display for Seconds {
     }
 }
 
-/// Counter of a virtual machine's use of an engine: name, meaning, and value.
+/// A counter of a virtual machine's engine usage: name, meaning, and value.
 type EngineCounter = (&'static str, &'static str, fn(&VmEngine) -> String);
 
 const ENGINE: [EngineCounter; 6] = [

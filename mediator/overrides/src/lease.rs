@@ -52,7 +52,7 @@ struct Values {
 /// Keys that a lease sets, by path.
 type Keys = BTreeMap<String, Values>;
 
-/// A lease.
+/// Values of a tenant's keys that apply until a process exits.
 #[derive(Debug)]
 pub struct Lease {
     process: Process,
@@ -88,14 +88,14 @@ impl Lease {
         self.process.has_ended()
     }
 
-    /// Returns the values to restore, which are those of the keys that still have their leased values.
+    /// Returns the values to restore: the earlier values of the keys that still have their leased values.
     pub fn values_before(&self, now: &TenantSpec) -> BTreeMap<String, Value> {
         let now = table(now).unwrap_or_default();
         let leased = self.keys.iter().filter(|(key, values)| patch::value(&now, key) == values.leased);
         leased.map(|(key, values)| (key.clone(), values.before.clone())).collect()
     }
 
-    /// Returns the tenant without the leased values.
+    /// Returns the tenant with the earlier values in place of the leased ones.
     pub fn without(&self, now: &TenantSpec) -> TenantSpec {
         patch::with(now, &self.values_before(now)).unwrap_or_else(|_| now.clone())
     }
@@ -117,7 +117,7 @@ impl SavedLease {
     }
 }
 
-/// Reads the leases in a file, by tenant. A missing file contains no leases.
+/// Reads the leases in a file, by tenant. A missing file is treated as empty.
 ///
 /// # Errors
 /// Returns an error if the file is not a valid lease file.
@@ -129,7 +129,7 @@ pub fn read(path: &Path) -> io::Result<BTreeMap<String, SavedLease>> {
     }
 }
 
-/// Replaces the file.
+/// Replaces the lease file.
 ///
 /// # Errors
 /// Returns an error, and keeps the earlier file, if the file cannot be written.

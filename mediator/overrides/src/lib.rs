@@ -1,8 +1,8 @@
 //! Settings changed at run time that must survive a restart.
 //!
 //! Modules: the differences between the configuration file and the current settings (this file), `store` (the file that
-//! stores them atomically), `override_store` (combines both for the daemon), `revision` (revisions of the state),
-//! [`lease`] (values that apply until a process exits).
+//! contains them, which is replaced atomically), `override_store` (combines both for the daemon), `revision` (revisions
+//! of the state), [`lease`] (values that apply until a process exits).
 //!
 //! Only differences are stored, each with the value that the file contained at that time. At startup, a difference
 //! applies if the file still contains that value. If the operator has edited it since then, the file takes precedence
@@ -63,7 +63,7 @@ pub(crate) struct State {
 /// Changed keys, by path.
 type Changes = BTreeMap<String, Change>;
 
-/// A change of a key.
+/// A change to a key's value.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct Change {
@@ -222,8 +222,8 @@ impl<T: Named> Parts<&mut Vec<T>, &mut BTreeMap<String, Changes>> {
 }
 
 impl<T: Named> Parts<&Vec<T>, &BTreeMap<String, Changes>> {
-    /// Applies the differences that are still valid to the file's objects. Appends messages about the others to
-    /// `forgotten`.
+    /// Applies the differences that are still valid to the file's objects. Appends messages about differences that no
+    /// longer apply to `forgotten`.
     fn put_on(&self, file: &[T], forgotten: &mut Vec<String>) -> Result<Vec<T>, String> {
         let kind = T::KIND;
         let mut all = Vec::new();
@@ -268,7 +268,7 @@ fn insert<T: Serialize>(all: &mut BTreeMap<String, Changes>, name: &str, file: &
     Ok(())
 }
 
-/// Returns a table of the file, with the changes whose old values match the file.
+/// Returns a table of the file, after applying the changes whose old values match the file.
 fn changed<T: Serialize + serde::de::DeserializeOwned>(
     what: &str,
     said: &T,

@@ -35,7 +35,7 @@ pub struct OverrideStore {
     /// The configuration file as read at startup.
     file: Config,
     store: Option<Store>,
-    /// Last written content, which is used to write only changes; `None` if unknown.
+    /// Last written content, so that unchanged content is not written again; `None` if unknown.
     written: Option<State>,
 }
 

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 
-/// Name of the file.
+/// Name of the state file.
 pub const FILE: &str = "state.json";
 /// Name of the new file while it is being written.
 const NEW: &str = "state.json.new";
@@ -95,7 +95,7 @@ impl Store {
         &self.lock
     }
 
-    /// Returns the path of the file.
+    /// Returns the path of the state file.
     pub fn path(&self) -> PathBuf {
         self.folder.join(FILE)
     }
@@ -124,7 +124,7 @@ impl Store {
         }
     }
 
-    /// Replaces the file.
+    /// Replaces the state file with `text`.
     pub fn write(&self, text: &[u8]) -> Result<(), StoreError> {
         self.write_by_steps(text, &mut |_| Ok(()))
     }

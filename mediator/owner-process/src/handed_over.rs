@@ -52,10 +52,10 @@ impl SavedOwner {
     /// # Errors
     /// Returns an error if the settings differ in a value that cannot be changed while an owner runs.
     pub fn check(&self, settings: &Settings) -> Result<(), String> {
-        // An owner of an earlier version serves without MPS and links until it is restarted.
+        // An owner that an earlier version started has neither MPS nor gangs until it is restarted.
         let mps = self.settings.mps.as_ref().and(settings.mps.clone());
         let gangs = self.settings.gangs.as_ref().and(settings.gangs.clone());
-        // The list of other cards applies from the next owner on.
+        // A changed list of other cards takes effect when the owner is restarted.
         let (rules, others) = (self.settings.rules.clone(), self.settings.others.clone());
         let same = Settings { rules, mps, gangs, others, ..settings.clone() } == self.settings;
         let why = "the configuration of its owner has changed; restore it, or restart the daemon";

@@ -8,7 +8,7 @@ use events::{Log, NewEvent};
 const KILL_FAILED: &str = "a program could not be killed: it continues without turns and memory; kill \
     it manually, and make sure that the unit grants CAP_KILL";
 
-/// Reports the actions.
+/// Logs the actions, and adds them to the event log.
 pub(super) fn report(card: &str, incidents: Vec<Incident>, events: &Log) {
     for Incident { tenant, action } in incidents {
         let (kind, text) = described(&tenant, &action);

@@ -61,7 +61,7 @@ const KILLED: Duration = Duration::from_secs(2);
 const CLOSED: Duration = Duration::from_secs(2);
 
 /// Time limit for a process to exit after it has closed its output.
-// TIMEOUT: a killed or exiting process is gone within a few milliseconds.
+// TIMEOUT: a killed or exiting process terminates within a few milliseconds.
 const ENDS: Duration = Duration::from_millis(100);
 /// Reason why a card has no owner after a reset.
 const CARD_LOST: &str =
@@ -83,7 +83,7 @@ pub enum Command {
 pub struct CardIdentity {
     /// Model name of the card.
     pub model: String,
-    /// UUID of the card in NVML's form.
+    /// UUID of the card in NVML's format.
     pub uuid: String,
     /// Number of NVLink connections to each other card of the host, keyed by the other card's UUID.
     pub links: BTreeMap<String, u32>,
@@ -100,7 +100,7 @@ pub struct Supervisor {
     lacks_gangs: bool,
     /// NVLink connections that the first process reported.
     links: BTreeMap<String, u32>,
-    /// A killed process. The next one is started after it has exited.
+    /// A killed process, which must exit before the next one is started.
     dying: Option<Handle>,
     /// Number of consecutive exits of the process shortly after its start.
     failures: u32,
@@ -157,7 +157,7 @@ impl Supervisor {
         started
     }
 
-    /// Sends the rules and the tenants to a new process.
+    /// Sends the settings and the tenants to a new process. Returns the card's identity.
     fn tell_all(&self, process: &mut Process) -> Result<CardIdentity, String> {
         let identity = match process.exchange(&self.settings, OPEN, &self.stop)? {
             Answer::Ready { name, uuid, links, .. } => CardIdentity { model: name, uuid, links },
@@ -231,7 +231,7 @@ impl Supervisor {
         Ok(answer)
     }
 
-    /// Sends a request to the process. Abandons an unresponsive process.
+    /// Sends a request to the process. Kills a process that does not respond.
     fn exchange(&mut self, request: &Request) -> Result<Answer, String> {
         let process = self.process.as_mut().ok_or("it will be restarted shortly")?;
         self.status_cell.asks();
@@ -259,7 +259,7 @@ impl Supervisor {
         }
     }
 
-    /// Starts a new process if none is running and the delay has passed.
+    /// Checks the running process, or starts a new one once the delay has passed.
     fn look(&mut self) {
         if let Some(process) = &mut self.process
             && let Some(status) = process.handle.end()
@@ -287,7 +287,8 @@ impl Supervisor {
         }
     }
 
-    /// Abandons the process. The owner's programs keep their memory and connect to the next owner.
+    /// Kills the process, which is restarted after a delay. The owner's programs keep their memory and connect to the
+    /// next owner.
     fn end(&mut self, why: &str) {
         let Some(mut process) = self.process.take() else { return };
         let why = if process.has_lost_card() { CARD_LOST } else { why };
@@ -319,7 +320,7 @@ impl Supervisor {
 }
 
 impl Supervisor {
-    /// Returns true if the owner may have MPS servers, which it stops when it exits if they have no clients.
+    /// Returns true if the owner may have MPS servers. On exit, the owner stops MPS servers without clients.
     fn has_groups(&self) -> bool {
         self.tenants.values().any(|tenant| tenant.share_group.is_some())
     }

@@ -13,7 +13,7 @@ use cuda_control::{Gang, GangSettings, MemoryShare, MpsSettings, Quanta, Rules, 
 use gang::{CardId, GangId};
 use overrides::Tuning;
 
-/// Size of a MiB in bytes.
+/// Bytes per MiB.
 const MIB: u64 = 1 << 20;
 /// Nanoseconds per millisecond.
 const MS: u64 = 1_000_000;
@@ -30,7 +30,7 @@ fn owner_socket(card: &str, folder: &Path) -> PathBuf {
     folder.join(config::cuda::owner_socket(card))
 }
 
-/// Returns the devices of the cards among `cards` to which programs of a card could move.
+/// Returns the devices of those `cards` to which the programs of card `spec` could move.
 fn others(spec: &CardSpec, cards: &[CardSpec]) -> Vec<String> {
     let here = spec.cuda();
     let suits = |card: &&CardSpec| {
@@ -41,8 +41,8 @@ fn others(spec: &CardSpec, cards: &[CardSpec]) -> Vec<String> {
     cards.iter().filter(suits).map(|card| card.cuda().device).collect()
 }
 
-/// Returns the startup settings of a card's owner. `cards` are the cards of the host. The owner writes the list of
-/// programs that it serves to `folder`.
+/// Returns the startup settings of a card's owner. `cards` are the cards of the host. The owner stores the list of its
+/// programs in `folder`.
 #[must_use]
 pub fn settings(spec: &CardSpec, cards: &[CardSpec], folder: &Path) -> Settings {
     let cuda = spec.cuda();
@@ -106,8 +106,8 @@ pub fn rules(spec: &CardSpec, tuning: &Tuning) -> Rules {
     }
 }
 
-/// Converts a tenant to the form of the owner of one of its cards. `function` is the CUDA function of a VM tenant. The
-/// last argument is the user and group of the tenant's socket.
+/// Converts a tenant to the form used by the owner of one of the tenant's cards. `function` is the CUDA function of a
+/// VM tenant. The last argument is the user and group of the tenant's socket.
 #[must_use]
 pub fn tenant(
     spec: &TenantSpec,
@@ -124,7 +124,7 @@ pub fn tenant(
     });
     let (socket, mode) = match function {
         None => (spec.socket_on(&card.name, socket_dir), spec.mode.0),
-        // Workers that have users of their own are in the daemon's group.
+        // Workers with user accounts of their own are in the daemon's group.
         Some(_) if card.cuda().worker_users.is_some() => (workers_socket(&spec.name, &card.name, socket_dir), 0o660),
         Some(_) => (workers_socket(&spec.name, &card.name, socket_dir), spec.mode.0),
     };

@@ -156,7 +156,7 @@ mod tests {
         let first = listen(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
         let address = first.local_addr().unwrap();
         assert_eq!(listen(address).unwrap().local_addr().unwrap(), address);
-        // A program that does not share its address blocks the page.
+        // A program that does not share its address prevents the page from listening on it.
         let alone = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         assert!(listen(alone.local_addr().unwrap()).is_err());
     }

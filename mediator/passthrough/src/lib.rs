@@ -426,8 +426,8 @@ impl Device for PassthroughDevice {
     }
 
     fn dma_map(&mut self, region: &DmaRegion) -> Result<(), MapError> {
-        // Memory without a file cannot be mapped for the card, whose accesses to it fault like accesses beyond the end
-        // of memory.
+        // Memory without a mapping, and memory that the card may not read, is not mapped for the card. The card's
+        // accesses to it fault, like accesses beyond the end of memory.
         let Some(mapping) = region.mapping.as_ref().filter(|_| region.readable) else { return Ok(()) };
         let memory = memory_of(mapping, region.writable).map_err(|error| MapError(error.to_string()))?;
         let mut lending = Lending { size: region.size, memory, mapped: false };

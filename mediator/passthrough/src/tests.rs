@@ -30,7 +30,7 @@ const DEVICE_CONTROL: u64 = 0x80;
 /// Device control bit that initiates a function-level reset.
 const INITIATE_RESET: u16 = 1 << 15;
 const ROM: u32 = 6;
-/// Interrupt types of the protocol.
+/// Interrupt types of the vfio-user protocol.
 const INTX: u32 = 0;
 const MSI: u32 = 1;
 /// Register of the recording card. Reading it deasserts the interrupt pin.

@@ -51,7 +51,7 @@ struct Timeline<'a> {
     busy: Vec<(Nanos, Nanos)>,
 }
 
-/// Converts a recording.
+/// Converts a recording to a trace for Perfetto.
 #[must_use]
 pub fn convert(trace: &Trace, card: &str) -> Value {
     let mut timeline = Timeline {
@@ -124,7 +124,7 @@ impl Timeline<'_> {
         }
     }
 
-    /// Returns the display name of a phase. Turns with the whole card have different names.
+    /// Returns the display name of a phase. Phases of turns on a CUDA card have different names.
     fn name(&self, phase: &'static str) -> &'static str {
         match phase {
             "queued" if self.trace.turns => "waits",
@@ -172,7 +172,7 @@ impl Timeline<'_> {
         }
     }
 
-    /// Adds an interval that may overlap others of its process.
+    /// Adds an interval that may overlap other intervals of the same process.
     fn pair(
         &mut self,
         category: &str,
@@ -193,7 +193,7 @@ impl Timeline<'_> {
         }
     }
 
-    /// Adds an interval to a row.
+    /// Adds an interval to the row `TURNS` of a process.
     fn complete(&mut self, pid: u64, name: &str, from: Nanos, until: Nanos) {
         let (ts, end) = (self.microseconds(from), self.microseconds(until));
         self.events.push(json!({ "ph": "X", "name": name, "pid": pid, "tid": TURNS, "ts": ts, "dur": end - ts }));

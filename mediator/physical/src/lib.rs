@@ -35,7 +35,7 @@ impl Unusable {
     }
 }
 
-/// A card.
+/// A configured card.
 pub enum Physical {
     /// A software card in this process.
     Software(Arc<SimGpu>),
@@ -74,14 +74,14 @@ impl Physical {
         }
     }
 
-    /// Returns true if the card's memory belongs to this process. In this case, the CPU can access it as fast as the
-    /// engines can, and another daemon can map it.
+    /// Returns true if the card's memory is in this process. In this case, the CPU can access it as fast as the engines
+    /// can, and another daemon can map it.
     #[must_use]
     pub const fn is_of_this_process(&self) -> bool {
         matches!(self, Self::Software(_))
     }
 
-    /// Returns the card as a card to be handed over to another daemon.
+    /// Returns the card in the form in which it can be handed over to another daemon.
     ///
     /// # Errors
     /// Returns an error if the card cannot be handed over.
@@ -145,7 +145,7 @@ impl GoingCard {
 }
 
 impl HaltedCard<'_> {
-    /// Removes all channels from the engines by `until`, and saves the card without its memory.
+    /// Removes all channels from the engines by `until`, and saves the card, excluding its memory.
     ///
     /// # Errors
     /// Returns an error if the card does not become idle in time.

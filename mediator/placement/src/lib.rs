@@ -4,7 +4,7 @@
 //! connections between the cards ([`Links`]).
 //!
 //! The crate does not check whether a card accepts a tenant, and does not record the choice. `config` defines the
-//! rules, and the daemon stores the cards with its other changes of the configuration.
+//! rules, and the daemon stores the chosen cards with its other changes to the configuration.
 
 #![forbid(unsafe_code)]
 
@@ -29,7 +29,7 @@ pub enum Placement {
     Pack,
     /// The card with the fewest virtual machines or tenants; among several, the one with the most free capacity.
     Spread,
-    /// Cards that are connected to each other by NVLink, for a tenant with several cards. Otherwise like `room`.
+    /// Cards that are connected to each other by NVLink, for a tenant with several cards. For all others, like `room`.
     Nvlink,
 }
 
@@ -119,8 +119,9 @@ impl Candidate<'_> {
     }
 }
 
-/// Chooses `count` of the candidates. Returns their indices in ascending order, or `None` if there are too few. If
-/// several choices are equal, cards that are connected by NVLink are preferred, and then the first ones.
+/// Chooses `count` of the candidates. Returns their indices in ascending order, or `None` if `count` is 0, exceeds
+/// `MAX_CANDIDATES`, or exceeds the number of candidates. Among equally good choices, cards that are connected by
+/// NVLink are preferred, and then the first ones.
 #[must_use]
 pub fn choose(policy: Placement, candidates: &[Candidate<'_>], count: usize, links: &Links) -> Option<Vec<usize>> {
     if count == 0 || candidates.len() < count || count > MAX_CANDIDATES {
@@ -197,7 +198,7 @@ mod tests {
         let cards = cards(&[(30, 0), (50, 1), (40, 3), (90, 1), (110, 2)]);
         for (policy, one, two) in [
             (Placement::Room, 0, [0, 2]),
-            // The fifth card has too little memory for its tenants, and the first one has none.
+            // The fifth card has too little memory for its tenants, and the first one has no tenants.
             (Placement::Pack, 3, [1, 3]),
             (Placement::Spread, 0, [0, 1]),
             (Placement::Nvlink, 0, [0, 2]),

@@ -99,11 +99,11 @@ impl Rebalancer {
         Self { spec, rounds: 0, moved: BTreeMap::new() }
     }
 
-    /// Evaluates the current loads, and returns the move to make, if any.
+    /// Evaluates the current loads, and returns the move to execute, if any.
     pub fn round(&mut self, now: Duration, cards: &[CardLoad], vms: &[VmLoad]) -> Option<Advice> {
         let rest = Duration::from_secs(self.spec.rest_s);
         self.moved.retain(|_, then| now.saturating_sub(*then) < rest);
-        // Break ties by name, so that the result is deterministic.
+        // Among cards with the same load, select the first one, so that the result is deterministic.
         let fullest = cards.iter().rev().max_by_key(|card| card.load())?;
         let emptiest = cards.iter().min_by_key(|card| card.load())?;
         let before = fullest.load() - emptiest.load();

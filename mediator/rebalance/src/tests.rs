@@ -9,7 +9,7 @@ fn card(name: &str, placed_mib: u64, busy: Busy) -> CardLoad {
     CardLoad { name: name.to_owned(), shared_mib: 1000, placed_mib, busy }
 }
 
-/// Creates a VM that can move to `a` and `b`.
+/// Creates a VM that can move between `a` and `b`.
 fn vm(name: &str, card: &str, placed_mib: u64, compute: u32) -> VmLoad {
     let fits = ["a", "b"].iter().filter(|to| **to != card).map(|to| (*to).to_owned()).collect();
     VmLoad { name: name.to_owned(), card: card.to_owned(), placed_mib, busy: [compute, 0, 0], fits }

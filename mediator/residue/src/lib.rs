@@ -8,7 +8,7 @@
 //! Contents: [`Tenancy`], a state machine that tracks PGRAPH's tenant (its inputs are events and the time, its outputs
 //! are steps), and [`kernel`], the clearing kernel and its launch.
 //!
-//! The crate does not access a card; the card's owner executes the steps.
+//! The crate does not access a card; the card manager executes the steps.
 
 #![forbid(unsafe_code)]
 

@@ -98,7 +98,7 @@ impl Tenancy {
         self.returning.retain(|(other, _)| *other != tenant);
     }
 
-    /// Queues a tenant whose unfinished work left PGRAPH at `now` (in ns), and may need PGRAPH again.
+    /// Queues a tenant whose unfinished work left PGRAPH at `now` (in ns) and may need it again.
     pub fn want_again(&mut self, tenant: TenantId, now: u64) {
         if !self.is_wanted_by(tenant) {
             self.returning.push_back((tenant, now));

@@ -45,7 +45,7 @@ enum Access {
     Write,
 }
 
-/// Server of the accesses.
+/// Server that handles the accesses.
 enum Answer<'a> {
     /// This process.
     Alone,
@@ -162,7 +162,7 @@ fn ram(bytes: u64, huge: bool) -> Result<OwnedFd> {
     Ok(file)
 }
 
-/// Measures how long a client waits for the server when it lends RAM and when it takes the RAM back.
+/// Measures how long a client waits for the server when it lends RAM and when it withdraws the RAM.
 fn lend(socket: &Path, mib: u64, huge: bool, rounds: u32) -> Result<()> {
     let file = ram(mib * MIB, huge)?;
     let mut client = Client::connect(socket)?;

@@ -77,7 +77,7 @@ pub struct Channel {
     put: u32,
     /// Number of ring entries known to be free.
     free: u32,
-    /// Half of the push buffer that receives new segments.
+    /// Number of the push buffer half that receives new segments, which increases with each switch.
     half: u64,
     halves: [u32; 2],
     /// Number of submissions so far, which is also the fence value once all of them have completed.
@@ -95,11 +95,11 @@ impl Channel {
 /// MMU fault reported in the guest's registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// Fault unit.
+    /// Number of the unit that reported the fault.
     pub unit: u32,
-    /// Guest address of the instance block.
+    /// Guest address of the faulting channel's instance block.
     pub instance: u64,
-    /// GPU virtual address.
+    /// Faulting GPU virtual address.
     pub va: u64,
 }
 
@@ -208,7 +208,7 @@ impl<M: Machine> Driver<M> {
         self.bring_up();
     }
 
-    /// Allocates pages of guest VRAM.
+    /// Allocates pages of guest VRAM, and returns their address.
     pub fn vram(&mut self, pages: u64) -> u64 {
         let at = self.next;
         self.next += pages * PAGE;

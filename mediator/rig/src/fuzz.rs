@@ -57,7 +57,7 @@ pub enum Step {
     Ram { slot: u8, at: u16, value: u64 },
     /// The VMM lends RAM.
     Map { slot: u8, pages: u8, writable: bool },
-    /// The VMM takes RAM back.
+    /// The VMM withdraws RAM.
     Unmap { slot: u8 },
     /// The driver initializes the vGPU.
     BringUp,
@@ -391,7 +391,7 @@ impl World {
         }
     }
 
-    /// Returns the paravirtual interface if its RAM is mapped.
+    /// Removes the paravirtual interface, and returns it if its RAM is mapped.
     fn interface(&mut self) -> Option<Interface> {
         let interface = self.interface.take()?;
         let there = self.evil.guest.ram_at(interface.base).is_some_and(|(_, bytes)| bytes >= RAM_BYTES);

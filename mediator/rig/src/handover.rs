@@ -20,7 +20,7 @@ use vram::TenantId;
 
 /// Owner ID of the card's parts.
 const CARD: u32 = 0;
-/// Interval between attempts to quiesce parts.
+/// Interval between attempts to quiesce the card's parts.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Name of the card memory's descriptor.
@@ -33,7 +33,7 @@ const APERTURES: &str = "apertures-";
 pub struct Handover {
     /// Settings of the card, whose memory is [shared](Config::shared).
     pub config: Config,
-    /// Settings of the owner, whose host memory is [shared](Sharing::shared).
+    /// Settings of the card manager, whose host memory is [shared](Sharing::shared).
     pub sharing: Sharing,
 }
 
@@ -61,7 +61,7 @@ impl Handover {
         Rig::made(&self.config, &self.sharing, |card| card)
     }
 
-    /// Hands over the rig's card, with all of its `guests`, to another owner. For the guests, only time passes.
+    /// Hands over the rig's card, with all of its `guests`, to another owner. The guests notice only the elapsed time.
     ///
     /// # Panics
     /// Panics if a part cannot be handed over, or if the previous owner accesses the card after the takeover.
@@ -106,8 +106,7 @@ impl Handover {
         offered
     }
 
-    /// Sends the saved state to another owner, which opens it as another process would. The card still belongs to the
-    /// rig.
+    /// Sends the saved state to another owner, which opens it as another process would. The rig still owns the card.
     fn offered(&self, rig: &Rig, guests: &[&mut Guest], written: Package) -> Result<(Sender, Receiver, Next), Refusal> {
         let (sender, receiver) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let receiver = Receiver::connect(receiver, &Introduction { program: "the next".into(), reads: self.reads() })?;

@@ -46,7 +46,7 @@ pub struct CardConfig {
 }
 
 impl CardConfig {
-    /// Creates a configuration with chunks of 2 MiB, on which work takes no time.
+    /// Creates the configuration of a card with chunks of 2 MiB, on which work takes no time.
     #[must_use]
     pub fn new(card_mib: u64, host_mib: u64) -> Self {
         Self { card_mib, host_mib, chunk_bytes: 2 * MIB, division: Division::default(), time: None, traced: false }

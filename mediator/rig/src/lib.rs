@@ -1,4 +1,4 @@
-//! Mediated VMs without a VMM: a software card, its owner, and devices that are called as the server calls them.
+//! Mediated VMs without a VMM: a software card, its card manager, and devices that are called as the server calls them.
 //!
 //! Parts: [`Rig`] (the card), [`altered`] (a card with overridden behaviour), [`Guest`] (one VM: registers, apertures,
 //! RAM, interrupts), [`driver`] and [`paravirtual`] (low-level drivers for tests that control registers, page tables,
@@ -48,11 +48,11 @@ const PART: usize = 100_000;
 /// Memory reserved for the mediator on a card, in bytes.
 const RESERVED_BYTES: u64 = 16 << 20;
 
-/// A card and its owner.
+/// A card and its manager.
 pub struct Rig {
     /// Software card.
     pub card: Arc<SimGpu>,
-    /// Owner of the card.
+    /// Card manager of the card.
     pub host: Arc<ManagedCard>,
 }
 
@@ -63,7 +63,7 @@ impl Rig {
         Self::wrapped(vram_mib, |card| card)
     }
 
-    /// Like [`Self::new`], but the owner accesses the card through the return value of `wrap`.
+    /// Like [`Self::new`], but the card manager accesses the card through the return value of `wrap`.
     #[must_use]
     pub fn wrapped(vram_mib: u32, wrap: impl FnOnce(Arc<SimGpu>) -> Arc<dyn Card>) -> Self {
         Self::made(&Config { vram_mib, ..Config::default() }, &sharing(), wrap)
@@ -76,8 +76,8 @@ impl Rig {
         Self::made(&Config { vram_mib, time: Some(time), ..Config::default() }, &sharing, |card| card)
     }
 
-    /// Creates a card with the settings `config` and `sharing`. The owner accesses it through the return value of
-    /// `wrap`.
+    /// Creates a card with the settings `config` and `sharing`. The card manager accesses the card through the return
+    /// value of `wrap`.
     #[must_use]
     pub fn made(config: &Config, sharing: &Sharing, wrap: impl FnOnce(Arc<SimGpu>) -> Arc<dyn Card>) -> Self {
         let card = Arc::new(SimGpu::new(config).expect("a card"));
@@ -264,7 +264,7 @@ impl Guest {
         true
     }
 
-    /// Takes back RAM. Returns its file, so that the RAM can still be read.
+    /// Withdraws RAM. Returns its file, so that the RAM can still be read.
     pub fn unmap_ram(&mut self, gpa: u64) -> Option<OwnedFd> {
         let region = self.link.take_back(gpa)?;
         self.device.dma_unmap(gpa, region.size);
@@ -340,7 +340,7 @@ impl Guest {
         self.link.is_disconnecting()
     }
 
-    /// Changes the VM's settings for its next creation.
+    /// Changes the settings with which the VM is created next.
     pub fn configured(&mut self, change: impl FnOnce(&mut Settings)) {
         change(&mut self.settings);
     }
@@ -433,7 +433,8 @@ impl Guest {
         Ok(all)
     }
 
-    /// Restores the VM from `saved` on a card as an operator would. `vm` is its ID on that card.
+    /// Restores the VM from `saved` on a card as an operator would. `vm` is its ID on that card. Returns the size of
+    /// the restored memory in bytes.
     ///
     /// # Errors
     /// Returns an error if the restore is not possible. The VM then continues unchanged.

@@ -8,7 +8,7 @@ use vgpu::pv::OFFSET;
 
 /// Number of entries in the queue.
 pub const ENTRIES: u16 = 64;
-/// RAM size of an interface in bytes.
+/// Size of an interface's RAM in bytes.
 pub const RAM_BYTES: u64 = 0x2_0000;
 const AVAILABLE: u64 = 0x800;
 const USED_RING_AT: u64 = 0x1000;

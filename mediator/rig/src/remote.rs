@@ -16,12 +16,12 @@ use vmm_glue::protocol::{STATE_RESUMING, STATE_RUNNING, STATE_STOP_COPY};
 
 /// Timeout of a wait, longer than any operation takes, even on a loaded host.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
-/// Index of MSI in the protocol.
+/// Index of the interrupt type MSI in the vfio-user protocol.
 const MSI: u32 = 1;
 const BAR0: u32 = RegionIndex::Bar0 as u32;
 /// Size of each read of the device's state, in bytes.
 const STATE_PART: u32 = 32 << 10;
-/// Size of a VRAM access in one message, in bytes.
+/// Maximum size of a VRAM access in one message, in bytes.
 const MESSAGE_BYTES: u64 = 4096;
 
 /// A remote VM. Writes are posted, as in QEMU.
@@ -87,7 +87,7 @@ impl RemoteGuest {
         mapped
     }
 
-    /// Takes back RAM. Returns its file, so that the RAM can still be read.
+    /// Withdraws RAM. Returns its file, so that the RAM can still be read.
     pub fn unmap_ram(&mut self, gpa: u64) -> Option<OwnedFd> {
         let (size, file) = self.ram.remove(gpa)?;
         self.ask(|client| client.dma_unmap(gpa, size).map(drop));
@@ -99,7 +99,7 @@ impl RemoteGuest {
         self.ask(Client::reset);
     }
 
-    /// Takes back all lent memory and closes the connection.
+    /// Withdraws all lent memory and closes the connection.
     pub fn leave(self) {
         self.ask(|client| client.disable_irqs(MSI));
         self.ask(Client::dma_unmap_all);

@@ -41,7 +41,7 @@ impl Heard {
         Some(())
     }
 
-    /// Returns true if exactly the descriptors with these names are stored, in this order.
+    /// Returns true if exactly the descriptors with these names are stored. `names` must be sorted.
     #[must_use]
     pub fn keeps(&self, names: &[&str]) -> bool {
         let mut kept: Vec<_> = self.kept.iter().map(|(name, _)| name.as_str()).collect();

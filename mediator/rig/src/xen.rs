@@ -102,9 +102,9 @@ impl Drop for XenVm {
 
 /// CPU and RAM of a domain.
 pub struct XenGuest {
-    /// The domain.
+    /// The domain in the fake hypervisor.
     pub domain: FakeDomain,
-    /// Number of messages already consumed.
+    /// Number of MSI messages already consumed.
     taken: Cell<usize>,
     vram_bytes: u64,
 }

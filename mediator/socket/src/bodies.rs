@@ -8,7 +8,7 @@ use http_body_util::BodyExt;
 use tokio::sync::mpsc::{self, Receiver, Sender, error::TrySendError};
 use tokio_stream::wrappers::ReceiverStream;
 
-/// Maximum number of chunks in flight. A chunk holds 256 KiB, or as many bytes as the client sent in one write.
+/// Maximum number of chunks in flight. A chunk contains 256 KiB, or the bytes that the client sent in one write.
 const MAX_PIECES_IN_FLIGHT: usize = 4;
 /// Maximum time without a byte from or to the client.
 // TIMEOUT: a disk may have to spin up.
@@ -62,7 +62,7 @@ impl Given {
     }
 }
 
-/// Runs `work` on another thread. `work` may block, and sends the chunks of a response body. Returns this body once its
+/// Spawns `work`, which sends the chunks of a response body from a thread that may block. Returns this body once its
 /// first chunk exists, or the result of `work` if it ends without sending a chunk.
 pub async fn given<T, W: Future<Output = T> + Send + 'static>(work: impl FnOnce(Given) -> W) -> Result<Body, Option<T>>
 where
@@ -93,8 +93,8 @@ impl Taken {
     }
 }
 
-/// Runs `work` on another thread. `work` may block, and receives the chunks of a request body. Returns the result of
-/// `work`, or `None` if it panicked.
+/// Spawns `work`, which receives the chunks of a request body on a thread that may block. Returns the result of `work`,
+/// or `None` if it panicked.
 pub async fn taken<T, W: Future<Output = T> + Send + 'static>(
     mut body: Body,
     work: impl FnOnce(Taken) -> W,

@@ -81,7 +81,7 @@ impl Listener for Bounded {
     }
 }
 
-/// A connection that returns its permit when closed.
+/// A connection that releases its permit when closed.
 #[derive(Debug)]
 pub struct Connection<S = UnixStream> {
     stream: S,

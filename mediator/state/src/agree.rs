@@ -9,7 +9,7 @@ use sched::Scheduler;
 use std::collections::{BTreeMap, BTreeSet};
 use vram::{ChunkTable, TenantId};
 
-/// Checks that all parts contain the same VMs. The channels also include the mediator.
+/// Checks that all parts contain the same VMs. The channel table also includes the mediator.
 pub(crate) fn agree_on_vms(
     chunks: &ChunkTable,
     channels: &Channels,
@@ -32,7 +32,8 @@ pub(crate) fn check_vram(vm: TenantId, gpu: &VGpu, chunks: &ChunkTable) -> Resul
     Invalid::unless(has == Some(shown), || format!("the guest sees {shown:#x} bytes of VRAM, but the VM has {has:x?}"))
 }
 
-/// Checks that each channel belongs to a VM and uses a page directory of this VM, and that the guest sees it as bound.
+/// Checks that each channel belongs to a VM and uses a page directory of this VM, and that each guest's view of its
+/// channels matches their states.
 pub(crate) fn check_channels(channels: &Channels, vms: &BTreeMap<TenantId, RestoredVm>) -> Result<(), Invalid> {
     for (vm, directory) in channels.directories().filter(|(vm, _)| !vm.is_mediator()) {
         let shadows = vms.get(&vm).map(|vm| &vm.spaces);

@@ -30,7 +30,7 @@ impl SavedCard {
         known
     }
 
-    /// Appends all parts to a file.
+    /// Appends all parts, except for the shared segments' pages, to a file.
     ///
     /// # Errors
     /// Returns a [`WriteError`] if the parts cannot be written.
@@ -52,7 +52,7 @@ impl SavedCard {
         Ok(())
     }
 
-    /// Reads all parts from a file.
+    /// Reads all parts, except for the shared segments' pages, from a file.
     ///
     /// # Errors
     /// Returns a [`ReadError`] if the parts cannot be read.

@@ -1,4 +1,5 @@
-//! Decodes arbitrary bytes as saved parts. Each part must either be rejected, or be restored and then saved unchanged.
+//! Decodes arbitrary bytes as saved parts. Each part must either be rejected, or be restored to a usable state whose
+//! saved form is accepted.
 
 #![allow(
     clippy::indexing_slicing,
@@ -61,7 +62,7 @@ pub(crate) fn config() -> VGpuConfig {
     VGpuConfig { channels: 16, ..VGpuConfig::of_chip(&GF100, VRAM, Arc::from([0x55, 0xaa])) }
 }
 
-/// Decodes `data` as the part selected by its first byte, or as a whole file.
+/// Decodes `data` as a part, a whole file or a stream, as selected by its first byte.
 ///
 /// # Panics
 /// Panics if an invariant is violated.
@@ -115,7 +116,7 @@ pub fn fuzz(data: &[u8]) {
     }
 }
 
-/// Removes all entries from a table.
+/// Exercises a chunk table, and removes all of its entries.
 fn use_chunks(mut table: ChunkTable) {
     let _ = (table.summary(), table.for_vms(), table.kept_for_mediator());
     let _ = table.create_vm(TenantId(77), VRAM, vram::Limits::default());
@@ -131,7 +132,7 @@ fn use_chunks(mut table: ChunkTable) {
     }
 }
 
-/// Checks that a restored part is usable, and that it is saved unchanged.
+/// Checks that a restored part is usable, and that its saved form is accepted.
 fn part<S: saved_state::Part, T>(
     bytes: &[u8],
     restore: impl Fn(S) -> Option<T>,
@@ -146,8 +147,8 @@ fn part<S: saved_state::Part, T>(
     exercise(restored);
 }
 
-/// Checks that reading a stream in segments of any length gives the same result as reading it as a whole. Memory ranges
-/// must be in ascending order, and no bytes may follow the end.
+/// Checks that reading a stream in segments of any length gives the same result as reading it as a whole. The first
+/// item must be the head, and memory ranges must be in ascending order.
 fn stream(bytes: &[u8]) {
     let Some((part, bytes)) = bytes.split_first() else { return };
     let read = |part: usize| {

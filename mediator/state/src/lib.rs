@@ -10,10 +10,10 @@
 //! - Each channel that a guest sees as bound is either bound, or was rejected.
 //!
 //! The saved state refers to the memory of the card, the host and the guests, but does not include it; the caller of
-//! the restore provides this memory. All channels must be off the engines when a card is saved. When it is restored,
-//! its TLBs must be flushed, and each address space must be prepared before its channels run.
+//! the restore provides this memory. All channels must be off the engines when a card is saved. After a restore, the
+//! card's TLBs must be flushed, and each address space must be prepared before its channels run.
 //!
-//! Other crates save the remaining state: of the card's owner and its VMs (`card-manager`, `vgpu`), of connections to
+//! Other crates save the remaining state: of the card manager and its VMs (`card-manager`, `vgpu`), of connections to
 //! VMMs (`vmm-glue`), and of segments shared by VMs (`card-memory`, `vgpu`).
 
 #![forbid(unsafe_code)]

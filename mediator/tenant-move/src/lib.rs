@@ -25,10 +25,10 @@ use cuda_control::{Answer, ArrivalTimes, Card, Request, Tenant};
 /// Interval between progress queries to an owner. Programs are paused during this time.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Time limit for programs of a card's previous owner to reconnect.
-// TIMEOUT: an owner waits for them for 2 s.
+// TIMEOUT: an owner waits 2 s for them.
 const RECONNECT_TIMEOUT: Duration = Duration::from_secs(6);
 /// Time limit for evicting the tenant's memory and draining the work of its programs.
-// TIMEOUT: 60 GiB are evicted in 6 s, and a program whose kernel runs longer cannot move now.
+// TIMEOUT: 60 GiB are evicted in 6 s, and a program whose kernel runs longer cannot move.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit for the programs to continue on the other card.
 // TIMEOUT: the driver restores the memory of contexts within seconds; an owner that exits is restarted within seconds.
@@ -46,7 +46,7 @@ pub enum Trouble {
     /// The owner rejected the request.
     #[error("{0}")]
     Refused(String),
-    /// No owner responds at present.
+    /// No owner currently responds.
     #[error("{0}")]
     Absent(String),
 }
@@ -82,14 +82,16 @@ pub struct Carried {
     pub bytes: u64,
     /// Time during which the programs could not use a card.
     pub pause: Duration,
-    /// Parts of the move.
+    /// Durations of the parts of the move.
     pub phases: Phases,
 }
 
-/// Parts of a move. The driver's times are those of the program that took longest, because programs move concurrently.
+/// Durations of the parts of a move. The driver's times are those of the program that took longest, because programs
+/// move concurrently.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Phases {
-    /// Time until all memory was in host memory and all programs had unmapped it. The programs run for most of it.
+    /// Time until all memory was in host memory and all programs had unmapped it. The programs run for most of this
+    /// time.
     pub leave: Duration,
     /// Part of the pause until the programs were connected to the other owner.
     pub connect: Duration,
@@ -146,7 +148,7 @@ pub enum Failure {
     /// The tenant stays on its card.
     #[error("{0}")]
     Stays(String),
-    /// The tenant belongs to the other card, because it could not be returned.
+    /// The tenant is on the other card, because it could not be returned.
     #[error("it has moved, but {0}")]
     Moved(String),
 }
@@ -188,8 +190,8 @@ impl Plan<'_> {
         self.here.name.clone()
     }
 
-    /// Checks that the tenant's programs can move, and that both cards have room for its memory. Returns the size of
-    /// this memory.
+    /// Checks that the tenant's programs can move, and that both cards have enough space for its memory. Returns the
+    /// size of this memory.
     fn room(&self) -> Result<u64, Trouble> {
         let there = view(self.to)?;
         let may_move = self.check_programs(&there.uuid)?;
@@ -216,7 +218,7 @@ impl Plan<'_> {
         Ok(u64::from(all) * chunk_bytes)
     }
 
-    /// Returns the number of the tenant's chunks on its card and in host memory.
+    /// Returns the numbers of the tenant's chunks on its card and in host memory.
     fn chunks(&self, here: &Card) -> (u32, u32) {
         let found = here.tenants.iter().find(|(_, tenant)| tenant.name == self.here.name);
         let account = found.and_then(|(id, _)| here.memory.summary.vms.get(id)).copied().unwrap_or_default();
@@ -276,12 +278,12 @@ impl Plan<'_> {
         }
     }
 
-    /// Waits until all programs that still run have arrived. Returns their times.
+    /// Waits until all programs that still run have arrived. Returns their arrival times.
     fn wait_for(&self, pids: &[u32]) -> Result<Vec<ArrivalTimes>, Trouble> {
         let (begin, mut absent, mut moved) = (Instant::now(), None, Vec::new());
         loop {
             let missing: Vec<u32> = match self.to.ask(Request::Arrivals(self.name())) {
-                // The driver cannot move a program that has ended, which does not concern the others.
+                // A failure to move a program that has exited does not affect the others.
                 Ok(Answer::Arrived { failed: Some(why), .. })
                     if pids.iter().any(|pid| lives(*pid) && why.contains(&format!("(process {pid})"))) =>
                 {
@@ -314,13 +316,14 @@ impl Plan<'_> {
         }
     }
 
-    /// Returns the tenant to its card.
+    /// Moves the tenant back to its card, and returns the failure to report.
     fn take_back(&self, pids: &[u32], why: String) -> Failure {
         let undone = self.retry(|| self.leave(self.to, LEAVE_TIMEOUT).map(drop));
         let undone = undone.and_then(|()| {
             let pids: Vec<u32> = pids.iter().copied().filter(|pid| lives(*pid)).collect();
             self.retry(|| {
-                // The owner may still have the tenant, if it restarted before it was requested to remove the tenant.
+                // The owner may still have the tenant if the owner restarted before it received the request to remove
+                // the tenant.
                 let arrive = || self.from.ask(Request::Arrive { name: self.name(), pids: pids.clone() }).map(drop);
                 match arrive() {
                     // If the tenant is not leaving, this request has no effect.

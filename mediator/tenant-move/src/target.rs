@@ -3,7 +3,7 @@
 use config::check::Refusal;
 use config::{CardKind, CardSpec, TenantSpec};
 
-/// A card and its model name, or `None` if its owner has not reported one.
+/// A card, and its model name if its owner has reported one.
 type KnownCard<'a> = (&'a CardSpec, Option<&'a str>);
 
 /// Returns the reason why a tenant cannot move to any card.

@@ -1,4 +1,4 @@
-//! Tests the order of the requests, and which owner has the tenant after each of them fails.
+//! Tests the order of the requests, and which owner has the tenant after any request has failed.
 
 use std::cell::{Cell, RefCell};
 
@@ -9,14 +9,14 @@ use super::*;
 /// An owner with at most one tenant. The tenant's only program, if any, is this process.
 struct Fake<'a> {
     name: &'static str,
-    /// Requests to both owners.
+    /// Log of requests to both owners.
     log: &'a RefCell<Vec<String>>,
     /// Number of requests until one fails, and the kind of failure.
     fails_in: &'a Cell<Option<(u32, bool)>>,
     tenant: Cell<Option<bool>>,
     has_left: Cell<bool>,
     has_reconnected: Cell<bool>,
-    /// The owner that listens on the tenant's socket. Shared by both owners.
+    /// Name of the owner that listens on the tenant's socket. Both owners share this value.
     socket: &'a Cell<&'static str>,
 }
 
@@ -246,7 +246,7 @@ fn failed_request_leaves_a_vm_with_one_owner() {
                 assert!(!log.contains(&"carry".to_owned()), "{step}: {log:?}");
                 continue;
             }
-            // The programs have moved. The first owner is asked again while no owner answers.
+            // The programs have moved. The request to the first owner is retried while no owner responds.
             assert!(done.is_ok(), "{log:?}");
             assert_eq!(has, [!absent, true], "{log:?}");
         }

@@ -7,19 +7,20 @@ use cuda_control::Tenant;
 
 use crate::{Carried, Failure, Owner, Phases, Plan, Trouble, view};
 
-/// A VM on its card and on another one.
+/// A VM's move to another card.
 #[derive(Clone, Copy)]
 pub struct VmPlan<'a> {
     /// The owner of the VM's card.
     pub from: &'a dyn Owner,
     /// The owner of the other card.
     pub to: &'a dyn Owner,
-    /// The VM for the owner of the other card.
+    /// The VM, as described to the owner of the other card.
     pub there: &'a Tenant,
 }
 
-/// Moves a VM. `carry` makes its programs continue on the other card, with at most the given number of bytes of one
-/// program's memory in host memory, and returns their number and their pause. If it fails, no program has moved.
+/// Moves a VM. `carry` moves the VM's programs to the other card, with at most the given number of bytes of one
+/// program's memory in host memory, and returns the number of programs and their pause. If `carry` fails, no program
+/// has moved.
 ///
 /// # Errors
 /// Returns the reason why the move failed. The VM is then on its card.
@@ -32,7 +33,7 @@ pub fn carry_vm(
     let stays = |trouble: Trouble| Failure::Stays(trouble.to_string());
     let (bytes, free) = plan.copies().map_err(stays)?;
     if let Err(trouble) = plan.add(to, there) {
-        // The other owner may have added the tenant before it ended.
+        // The other owner may have added the tenant before it exited.
         if matches!(trouble, Trouble::Absent(_)) {
             plan.undo("the other card", || plan.remove(to, true));
         }
@@ -51,8 +52,8 @@ pub fn carry_vm(
 }
 
 impl Plan<'_> {
-    /// Checks that the other card has room for the VM's memory. Returns the size of this memory, and the part of the
-    /// card's host memory that is left for a copy.
+    /// Checks that the other card has enough space for the VM's memory. Returns the size of this memory, and the amount
+    /// of the card's host memory that is left for a copy, in bytes.
     fn copies(&self) -> Result<(u64, u64), Trouble> {
         let (here, there) = (view(self.from)?, view(self.to)?);
         let (placed, in_host) = self.chunks(&here);
@@ -70,7 +71,7 @@ impl Plan<'_> {
                 "the other card, with its host memory, has space for {room} MiB, but {needed} MiB are needed"
             )));
         }
-        // The part that does not fit the card is in host memory as well.
+        // The part that does not fit on the card also needs host memory.
         Ok((bytes(all), bytes(free.saturating_sub(all.saturating_sub(card)))))
     }
 }

@@ -1,5 +1,5 @@
 //! Tests moves between two cards of the fake driver, with real owner processes and real programs. At each request to an
-//! owner, an owner or the program is killed, or the daemon, played by this test, exits.
+//! owner, an owner or the program is killed, or the daemon, which this test emulates, exits.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -71,7 +71,7 @@ impl Rig {
         Config::parse(&(card("one", 0) + &card("two", 1) + tenants), "test").expect("valid")
     }
 
-    /// Starts a program of a tenant that computes on its memory and checks the results.
+    /// Starts a tenant's program, which computes on its memory and checks the results.
     fn program(&self, tenant: &str, more: &[&str]) -> Program {
         self.program_that_sees(2, tenant, more)
     }
@@ -103,7 +103,7 @@ impl Program {
         line.trim().to_owned()
     }
 
-    /// Returns the number of buffers in the program's next line.
+    /// Returns the number of buffers in the program's next line of output.
     fn buffers(&mut self) -> u64 {
         let line = self.line();
         let mut words = line.split(' ');
@@ -290,7 +290,7 @@ impl<'a> World<'a> {
         Self { rig, config, cards }
     }
 
-    /// Returns the card of tenant `a`.
+    /// Returns the index of tenant `a`'s card.
     fn place(&self) -> usize {
         usize::from(!self.cards[0].tenants.borrow().contains_key("a"))
     }
@@ -306,7 +306,8 @@ impl<'a> World<'a> {
         carry_over(Plan { from: &from, to: &to, here: &tenant(here), there: &tenant(there) })
     }
 
-    /// Waits until tenant `a` has this many programs with at least this much memory on its card and none elsewhere.
+    /// Waits until tenant `a` has `programs` programs and at least `least_mib` MiB of memory, all of it on the tenant's
+    /// card.
     fn until_settled(&self, programs: usize, least_mib: u64) {
         let (here, there) = (&self.cards[self.place()], &self.cards[1 - self.place()]);
         // TIMEOUT: only a failing test waits this long.
@@ -398,7 +399,7 @@ fn program_that_cannot_use_the_other_card_stays() {
     other.end();
 }
 
-/// Requests of a move before and after which something ends.
+/// Requests of a move. A process is killed, or the daemon exits, before or after each of them.
 const STEPS: [&str; 7] =
     ["from.MayLeave", "to.Add", "from.Leave", "to.Arrive", "from.Remove", "to.Arrivals", "to.View"];
 
@@ -449,7 +450,7 @@ fn ended_daemon_at_each_step_leaves_the_program_running() {
                 !ended.get()
             });
             assert!(ended.get() && result.is_err(), "{step}: {result:?}");
-            // The next daemon does not know the new card.
+            // The next daemon still assigns the tenant to the previous card.
             drop(world);
             world = World::start(&rig, before);
             program.grow();

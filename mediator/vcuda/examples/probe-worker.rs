@@ -17,7 +17,7 @@ use cuda_ring::{BlobKind, control};
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 use worker_link::{FromWorker, Link, ToWorker};
 
-/// Time that a worker keeps running without a daemon.
+/// Time for which a worker keeps running without a daemon.
 const ALONE: Duration = Duration::from_secs(30);
 
 fn main() {

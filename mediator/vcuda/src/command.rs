@@ -186,7 +186,7 @@ pub enum Command {
         /// Resource ID.
         resource: u32,
     },
-    /// Attaches a resource to a context, or detaches one.
+    /// Attaches a resource to a context, or detaches it.
     Attach,
     /// Submits bytes to a context.
     Submit(Submission),
@@ -304,14 +304,14 @@ impl Command {
     }
 }
 
-/// Returns a name from the guest without unprintable characters.
+/// Returns a name from the guest, with `?` in place of unprintable characters.
 fn printable(name: &[u8], len: u32) -> String {
     let len = usize::try_from(len).unwrap_or(usize::MAX).min(name.len());
     let name = name.iter().take(len).take_while(|&&byte| byte != 0);
     name.map(|&byte| char::from(byte)).map(|c| if c.is_ascii_graphic() || c == ' ' { c } else { '?' }).collect()
 }
 
-/// A response to a command, without the header's copy of the fence.
+/// A response to a command, excluding the header's copy of the fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// The command was executed.

@@ -1,5 +1,5 @@
 //! The state machine: contexts, blobs, workers and waits of one device. Its inputs are commands and events, and its
-//! outputs are responses and actions. It does no I/O, and receives the time as an argument.
+//! outputs are responses and actions. It performs no I/O, and receives the time as an argument.
 //!
 //! One worker serves one context. The worker is started when the context's first blob is mapped, so a program that only
 //! probes the device costs nothing. A blob owns its range of the window from its mapping until the worker has
@@ -40,7 +40,7 @@ const LEAVE_NS: u64 = 2_000_000_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WorkerId(pub u64);
 
-/// ID of a command without a response.
+/// ID of a command that has no response yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
@@ -55,11 +55,11 @@ pub struct Limits {
 
 /// Access to the words of the window.
 pub trait Words {
-    /// Loads the 64-bit word at an offset inside the window that is a multiple of 8.
+    /// Loads the 64-bit word at `offset` in the window. `offset` must be a multiple of 8.
     fn load(&self, offset: u64) -> u64;
 }
 
-/// An action. Actions must be executed in order.
+/// An action of the executor. Actions must be executed in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Starts a worker for a context.
@@ -106,7 +106,7 @@ pub enum Action {
     },
     /// Zeroes a range of the window.
     Zero {
-        /// The range.
+        /// Range to zero.
         range: Range,
     },
     /// Marks the context of a control blob as lost.
@@ -172,7 +172,7 @@ struct Resource {
 struct Worker {
     /// ID of the worker's context, until the context is destroyed.
     context: Option<u32>,
-    /// Time when the worker will be killed, in ns.
+    /// Time at which the worker will be killed, in ns.
     deadline: Option<u64>,
     killed: bool,
     /// Blobs that the worker is unregistering, oldest first.
@@ -507,7 +507,7 @@ impl Core {
         late.into_iter().for_each(|id| self.kill(id));
     }
 
-    /// Returns the time of the next [`Self::tick`].
+    /// Returns the time of the next [`Self::tick`] in ns, or `None` if no worker has a time limit.
     #[must_use]
     pub(crate) fn next_tick(&self) -> Option<u64> {
         self.workers.values().filter_map(|worker| worker.deadline).min()

@@ -43,7 +43,7 @@ pub enum BuildError {
     Io(#[from] std::io::Error),
 }
 
-/// Returns the number of the function's interrupts.
+/// Returns the number of the function's interrupt vectors, by type.
 #[must_use]
 pub fn irqs() -> IrqCounts {
     IrqCounts { msix: VECTORS.into(), ..IrqCounts::default() }

@@ -22,7 +22,7 @@ use crate::shared::{Shared, State};
 use crate::window::Window;
 use crate::worker::{Launcher, Worker};
 
-/// Maximum number of commands executed before the workers are served again.
+/// Maximum number of commands executed before workers' messages are handled.
 const MAX_BATCH: usize = 256;
 /// Time after a command during which the queue is polled with doorbells suppressed.
 const LINGER: Duration = Duration::from_micros(20);
@@ -31,7 +31,8 @@ const LINGER: Duration = Duration::from_micros(20);
 const KILLED: Duration = Duration::from_secs(2);
 /// Interval at which killed workers are checked.
 const REAP_INTERVAL: Duration = Duration::from_millis(2);
-/// Maximum number of messages handled per worker before the next worker is served.
+/// Maximum number of messages received from all workers before they are handled. Each further worker then provides at
+/// most one message, unless it has exited.
 const MAX_MESSAGES: usize = 64;
 /// Time limit for receiving the journal of a killed daemon, in ns.
 // TIMEOUT: the daemon provides the journal within milliseconds of its start, unless the host is busy.
@@ -43,7 +44,7 @@ mod moving;
 mod restart;
 mod saved;
 
-/// The executor.
+/// Executes the guest's commands, and communicates with the workers.
 pub(crate) struct Executor {
     name: String,
     core: Core,
@@ -59,7 +60,7 @@ pub(crate) struct Executor {
     progress: Progress,
     /// Set if the counts may lack the last response of an earlier process.
     is_resuming: bool,
-    /// The recorded command that the earlier process may have responded to last.
+    /// The recorded command to which the earlier process may have responded last.
     answering: Option<Ticket>,
     /// Commands with known responses that wait until the queue can be used.
     ready: Vec<(Ticket, Answer)>,
@@ -68,17 +69,17 @@ pub(crate) struct Executor {
     /// Set if the journal is incomplete and is no longer written.
     is_journal_void: bool,
     rejoin: Option<RejoinSocket>,
-    /// Deadline in ns for the state of an earlier process to arrive. Until it arrives, it is unknown which workers may
-    /// connect.
+    /// Deadline in ns for the state of an earlier process to arrive. Until then, the workers that may connect are
+    /// unknown.
     adoption_until: Option<u64>,
     failures: u64,
     /// Set if the published list of programs may be outdated.
     has_news: bool,
     /// Workers that are being replaced.
     restarting: BTreeMap<WorkerId, restart::Restarting>,
-    /// The move to another card.
+    /// The move to another card that is in progress, if any.
     moving: Option<moving::Moving>,
-    /// Killed workers of no program, until they have ended.
+    /// Killed workers that no longer serve a program, until they have exited.
     dismissed: Vec<Worker>,
 }
 
@@ -144,7 +145,7 @@ impl Executor {
         }
         self.record();
         loop {
-            // Clear first, so that a request to stop that comes after the check ends the next wait.
+            // Clear first, so that a request to stop that arrives after the check ends the next wait.
             self.shared.wake.clear();
             if self.shared.is_stopped() {
                 break;

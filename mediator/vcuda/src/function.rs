@@ -21,8 +21,8 @@ use crate::worker::Launcher;
 /// Interval at which the thread is checked until it has stopped.
 const SUSPEND_INTERVAL: Duration = Duration::from_micros(200);
 
-/// Time limit for the reply to a move, after the limit of the move.
-// TIMEOUT: covers the end of killed workers.
+/// Additional time for the reply to a move request, after the time limit of the move.
+// TIMEOUT: covers the exit of killed workers.
 const REPLY_LIMIT: Duration = Duration::from_secs(60);
 
 /// The executor and its thread.
@@ -37,7 +37,7 @@ enum Thread {
     Gone,
 }
 
-/// The thread of a function's executor, and the state that they share with the server thread.
+/// The thread of a function's executor, and the state that the executor shares with the server thread.
 #[derive(Debug)]
 pub(crate) struct ExecutorThread {
     shared: Arc<Shared>,
@@ -179,12 +179,11 @@ impl CudaFunction {
         (0..count).map(|_| result.recv_timeout(rest()).map_err(failed)).collect()
     }
 
-    /// Makes all programs of the guest continue in workers on another card, which `launcher` starts. Each worker saves
-    /// at most `state_bytes`. Programs that begin in the meantime start on the card that has the others then.
+    /// Makes all programs of the guest continue in workers that `launcher` starts on another card. Each worker saves at
+    /// most `state_bytes` bytes. Programs that start in the meantime use the same card as the others after the move.
     ///
     /// # Errors
-    /// Returns the reason if a program cannot continue there by the end of `limit`. All programs then continue on their
-    /// card.
+    /// Returns the reason if a program cannot continue there within `limit`. All programs then continue on their card.
     pub fn carry(&self, launcher: Box<dyn Launcher>, state_bytes: u64, limit: Duration) -> Result<Carried, String> {
         let now = Instant::now();
         let (reply, result) = channel();
@@ -194,7 +193,7 @@ impl CudaFunction {
             let _ = earlier.reply.send(Err("another move has begun".to_owned()));
         }
         self.0.shared.wake.wake();
-        // The executor replies within `limit`, or after the end of the workers that it has killed.
+        // The executor replies within `limit`, or after the workers that it has killed have exited.
         let result = result.recv_timeout(limit.saturating_add(REPLY_LIMIT));
         result.unwrap_or_else(|_| Err("its CUDA function is not served now".to_owned()))
     }

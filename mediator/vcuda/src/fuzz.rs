@@ -1,4 +1,4 @@
-//! Decodes bytes to random steps, for property tests and the fuzz target.
+//! Decodes bytes into steps, for property tests and the fuzz target.
 
 use std::cell::Cell;
 
@@ -7,7 +7,7 @@ use zerocopy::FromBytes;
 use crate::command::{Command, Header, Submission};
 use crate::core::{Core, Limits, Ticket, Words, WorkerId};
 
-/// A step.
+/// A step of a random sequence.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     /// The guest sends a command.

@@ -14,8 +14,8 @@
 //!
 //! A command that changes contexts, blobs or workers is stored in its slot, with its response, before the structure
 //! that includes the command's effect becomes valid. The response is sent afterwards. Other commands are counted
-//! together with their response, after it was sent. The next process finds in the guest's ring whether the last command
-//! was answered.
+//! together with their response, after it was sent. The guest's ring shows the next process whether the last command
+//! has a response.
 
 use std::fs::File;
 use std::io;
@@ -46,7 +46,7 @@ const FILE_BYTES: u64 = STRUCTURE_AT + 2 * STRUCTURE_BYTES;
 /// Owner of the part in a copy of the structure.
 const FUNCTION: u32 = 0;
 
-/// Byte offsets of words.
+/// Byte offsets of the words at the start of the file.
 mod word {
     pub(super) const MAGIC: u64 = 0;
     pub(super) const REGISTERS: u64 = 8;
@@ -73,7 +73,7 @@ mod slot {
     pub(super) const WRITABLE: u64 = 96;
 }
 
-/// A journal.
+/// A mapped journal file.
 #[derive(Debug)]
 pub(crate) struct Journal {
     file: Arc<OwnedFd>,
@@ -235,7 +235,7 @@ impl Journal {
         self.store(slot_at(head).saturating_add(slot::ANSWERING), number);
     }
 
-    /// Removes a command that was answered.
+    /// Removes a command that has a response.
     pub(crate) fn remove_command(&self, head: u16) {
         self.store(slot_at(head).saturating_add(slot::STATE), 0);
     }

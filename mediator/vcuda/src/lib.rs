@@ -2,8 +2,8 @@
 //!
 //! A guest program opens the render node, and creates a context and *blobs*: ranges of the *window*, a BAR backed by
 //! one file of this process. The first blob of a context starts a *worker*, a host process that maps the window and
-//! calls CUDA for the program. The device passes doorbells to the worker. It completes the waits of the program's
-//! threads when words in its blobs have reached their values.
+//! calls CUDA for the program. The device passes doorbells to the worker, and completes the waits of the program's
+//! threads when words in the program's blobs have reached their values.
 //!
 //! - `core`: the state machine for contexts, blobs, workers and waits.
 //! - `command`: the virtio-gpu commands and their responses.
@@ -16,7 +16,7 @@
 //! - `saved`, `core::saved`, `registers::saved`: the state for another process; `adoption`: the state of an earlier
 //!   process; `function`: the thread, and its suspension; `journal`: the state after a kill; `rejoin`: the socket that
 //!   workers use to find the next process.
-//! - `restart`, `moving`: requests for new workers, on the same card or on another one; `executor` has their steps.
+//! - `restart`, `moving`: requests for new workers, on the same card or on another one; `executor` executes them.
 //! - `fuzz` (feature `fuzz`): random steps for tests.
 //!
 //! The crate does not read the programs' rings and does not depend on CUDA. All input from the guest is untrusted: it

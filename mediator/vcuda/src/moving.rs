@@ -1,18 +1,18 @@
-//! Moves of programs to another card, as the daemon requests them.
+//! Requests to move programs to another card.
 
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use crate::worker::Launcher;
 
-/// Usual time limit until all programs have a worker on the other card.
+/// Default time limit for all programs to have a worker on the other card.
 // TIMEOUT: each program waits for its work for at most 10 s, and copies its memory to the host and to the other card.
 pub const CARRY_LIMIT: Duration = Duration::from_secs(300);
 
-/// Programs that continue on another card.
+/// A completed move to another card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Carried {
-    /// Number of programs.
+    /// Number of programs that have moved.
     pub programs: usize,
     /// Time for which the first program has waited.
     pub pause: Duration,
@@ -22,9 +22,9 @@ pub struct Carried {
 pub(crate) struct MoveRequest {
     /// Starts workers on the other card.
     pub(crate) launcher: Box<dyn Launcher>,
-    /// Limit of the memory and images of one program, in bytes.
+    /// Maximum total size of one program's memory and images, in bytes.
     pub(crate) state_bytes: u64,
-    /// Time until which all programs must have a worker on the other card.
+    /// Deadline for all programs to have a worker on the other card.
     pub(crate) until: Instant,
     pub(crate) reply: Sender<Result<Carried, String>>,
 }

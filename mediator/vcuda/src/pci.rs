@@ -140,7 +140,7 @@ impl Config {
         Ok(())
     }
 
-    /// Restores the state after a reset.
+    /// Resets the configuration space to its initial values.
     pub(crate) fn reset(&mut self) {
         self.bytes = self.initial;
     }

@@ -45,7 +45,7 @@ impl Request {
         self.head
     }
 
-    /// Returns the guest memory for the response.
+    /// Returns the address and size in bytes of each range of guest memory for the response.
     pub(crate) fn writable(&self) -> Vec<(u64, u64)> {
         self.writable.iter().map(|&(at, len)| (at.0, len as u64)).collect()
     }
@@ -89,7 +89,7 @@ impl ControlQueue {
     /// Returns the number of responses in the used ring beyond those in `progress`.
     ///
     /// # Errors
-    /// Returns an error if the rings cannot be used.
+    /// Returns an error if the rings are invalid or inaccessible.
     pub(crate) fn answers_beyond(&self, memory: &MemoryTable) -> Result<u16, QueueError> {
         Ok(self.queue.used_idx(memory, Ordering::Acquire)?.0.wrapping_sub(low(self.progress.answered)))
     }
@@ -104,7 +104,7 @@ impl ControlQueue {
     /// Pops the next command.
     ///
     /// # Errors
-    /// Returns an error if the rings cannot be used.
+    /// Returns an error if the rings are invalid or inaccessible.
     pub(crate) fn pop(&mut self, memory: &MemoryTable) -> Result<Option<Request>, QueueError> {
         let Some(chain) = self.queue.iter(memory)?.next() else { return Ok(None) };
         self.progress.popped = self.progress.popped.wrapping_add(1);
@@ -132,7 +132,7 @@ impl ControlQueue {
     /// Responds to a command. Returns true if the guest requests an interrupt.
     ///
     /// # Errors
-    /// Returns an error if the rings cannot be used.
+    /// Returns an error if the rings are invalid or inaccessible.
     pub(crate) fn answer(&mut self, memory: &MemoryTable, request: &Request, bytes: &[u8]) -> Result<bool, QueueError> {
         let mut rest = bytes;
         let mut written = 0u32;
@@ -154,7 +154,7 @@ impl ControlQueue {
     /// Notifies the guest that no doorbells are needed.
     ///
     /// # Errors
-    /// Returns an error if the rings cannot be used.
+    /// Returns an error if the rings are invalid or inaccessible.
     pub(crate) fn suppress_kicks(&mut self, memory: &MemoryTable) -> Result<(), QueueError> {
         Ok(self.queue.disable_notification(memory)?)
     }
@@ -162,7 +162,7 @@ impl ControlQueue {
     /// Notifies the guest that each command needs a doorbell. Returns true if commands have arrived without one.
     ///
     /// # Errors
-    /// Returns an error if the rings cannot be used.
+    /// Returns an error if the rings are invalid or inaccessible.
     pub(crate) fn allow_kicks(&mut self, memory: &MemoryTable) -> Result<bool, QueueError> {
         // This call executes a full fence between writing the flag and reading the index.
         Ok(self.queue.enable_notification(memory)?)

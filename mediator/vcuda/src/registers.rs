@@ -29,7 +29,7 @@ pub(crate) const MSIX_TABLE: Range<u64> = 0x6000..0x6000 + VECTORS as u64 * 16;
 pub(crate) const MSIX_PBA: Range<u64> = 0x7000..0x7008;
 /// Number of MSI-X vectors: configuration, control queue, cursor queue.
 pub(crate) const VECTORS: u8 = 3;
-/// Vector number of events without an interrupt.
+/// Vector number for events that raise no interrupt.
 pub(crate) const NO_VECTOR: u16 = 0xffff;
 
 /// Number of queues: control and cursor.
@@ -348,7 +348,7 @@ mod tests {
         u64::from_le_bytes(data)
     }
 
-    /// Sets up the registers like Linux, up to DRIVER_OK.
+    /// Sets up the registers as Linux does, up to DRIVER_OK.
     fn driven() -> Registers {
         let mut registers = Registers::default();
         let mut offered = 0;

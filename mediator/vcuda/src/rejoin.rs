@@ -12,13 +12,13 @@ use worker_link::Link;
 /// Maximum number of pending connections.
 const BACKLOG: i32 = 64;
 
-/// The listening socket.
+/// Listening socket for workers that reconnect.
 #[derive(Debug)]
 pub(crate) struct RejoinSocket(OwnedFd);
 
 impl RejoinSocket {
-    /// Listens at a path, replacing an earlier daemon's socket. This user and its group may connect, because workers
-    /// may run as separate users in this group. Their process IDs distinguish workers from other processes.
+    /// Listens at a path, replacing an earlier daemon's socket. The daemon's user and group may connect, because
+    /// workers may run as separate users in this group. Their process IDs distinguish workers from other processes.
     pub(crate) fn listen(path: &Path) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;

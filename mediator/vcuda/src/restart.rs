@@ -27,14 +27,14 @@ pub(crate) struct RestartRequest {
     pub(crate) pid: Option<u32>,
     /// Time of the request.
     pub(crate) begin: Instant,
-    /// Time until which the requester waits and the restarts prevent a handover.
+    /// Deadline for the results. Until then, the restarts prevent a handover.
     pub(crate) until: Instant,
-    /// Receives the number of restarts.
+    /// Channel on which the executor reports the number of restarts that it has begun.
     pub(crate) counts: Sender<usize>,
     pub(crate) results: Sender<Restart>,
 }
 
-/// Reason why restarts have no result.
+/// Reason why the results of restarts are not available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RestartError {
     /// The function is not executing commands.

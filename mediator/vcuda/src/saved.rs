@@ -86,7 +86,7 @@ impl Part for SavedStructure {
     }
 
     fn to_before(&self) -> Result<SavedStructureV1, Invalid> {
-        // An earlier program starts all workers of a VM on the card that its configuration names.
+        // An earlier program starts all workers of a VM on the card that the VM's configuration names.
         let Self { core, processes, popped, last_ticket, card: _ } = self.clone();
         Ok(SavedStructureV1 { core, processes, popped, last_ticket })
     }
@@ -129,7 +129,7 @@ pub(crate) struct SavedCommand {
     pub ticket: u64,
     pub header: [u8; 24],
     pub reply: Reply,
-    /// Guest memory for the response.
+    /// Guest address and size in bytes of each range of memory for the response.
     pub writable: Vec<(u64, u64)>,
 }
 

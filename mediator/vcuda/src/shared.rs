@@ -72,11 +72,11 @@ pub(crate) mod stop {
     pub(crate) const NONE: u8 = 0;
     /// The function is dropped.
     pub(crate) const END: u8 = 1;
-    /// Another thread, or another daemon, continues.
+    /// Another thread or another daemon continues to execute commands.
     pub(crate) const SUSPEND: u8 = 2;
 }
 
-/// The shared state.
+/// State that the server's thread, the executor and the daemon share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) state: Mutex<rank::CudaFunction, State>,

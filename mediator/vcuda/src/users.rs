@@ -1,7 +1,7 @@
-//! Users of the workers. The workers of each VM run as a separate user.
+//! User accounts of the workers. The workers of each VM run as a separate user.
 //!
 //! The folder of a VM contains a file with the user ID. If workers outlive their daemon, the next daemon reads this
-//! file and assigns the same user to the VM, and to no other VM.
+//! file and assigns the same user ID to the VM, and to no other VM.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,32 +16,32 @@ const NEEDED: [(CapabilitySet, &str); 3] =
 /// Name of the file with the user ID of a VM's workers, in the folder of the VM.
 const RECORD: &str = "workers.user";
 
-/// Reason why no user can be assigned to a VM's workers.
+/// Reason why no user ID can be assigned to a VM's workers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoUser {
-    /// The daemon lacks the capabilities to change users.
+    /// The daemon lacks the capabilities to change user IDs.
     #[error(
         "workers cannot have the users of `cuda.worker_users`: the daemon lacks {0}; grant it in the unit as the drop-in \
          cuda.conf of the package describes, or remove the key"
     )]
     Rights(String),
-    /// All users are assigned.
+    /// All user IDs are assigned.
     #[error("all {0} users of `cuda.worker_users` are assigned to VMs; configure a larger range")]
     Exhausted(usize),
-    /// The user cannot be recorded.
+    /// The user ID cannot be recorded.
     #[error("cannot record the user of the VM's workers: {0}")]
     Record(String),
 }
 
-/// The users of a card's workers.
+/// User IDs of a card's workers.
 #[derive(Debug)]
 pub struct Users {
     first: u32,
-    /// Set for each user that is assigned to a VM. `None` if no range is configured.
+    /// Set for each user ID that is assigned to a VM. `None` if no range is configured.
     taken: Option<Arc<[AtomicBool]>>,
 }
 
-/// The user of a VM's workers. Dropping it makes the user available to other VMs.
+/// User ID of a VM's workers. Dropping this value makes the user ID available to other VMs.
 #[derive(Debug)]
 pub struct User {
     number: u32,
@@ -51,28 +51,29 @@ pub struct User {
 }
 
 impl Users {
-    /// Creates the users of a card from the first and the last user ID in `cuda.worker_users`.
+    /// Creates the range of user IDs of a card from the first and the last user ID in `cuda.worker_users`.
     #[must_use]
     pub fn new(range: Option<[u32; 2]>) -> Self {
         let Some([first, last]) = range else { return Self { first: 0, taken: None } };
         Self { first, taken: Some((first..=last).map(|_| AtomicBool::new(false)).collect()) }
     }
 
-    /// Returns the user recorded in this VM's folder, or an unused user. Returns `None` if workers run as the daemon's
-    /// user.
+    /// Returns the user ID recorded in this VM's folder, or an unused user ID. Returns `None` if workers run as the
+    /// daemon's user.
     ///
     /// # Errors
-    /// Returns an error if no user can be assigned.
+    /// Returns an error if no user ID can be assigned.
     pub fn take(&self, folder: &Path) -> Result<Option<User>, NoUser> {
         let user = self.reserve(folder)?;
         user.as_ref().map_or(Ok(()), |user| user.record(folder))?;
         Ok(user)
     }
 
-    /// Like [`Self::take`], but does not record the user: the VM's workers have another card's user until it moves.
+    /// Like [`Self::take`], but does not record the user ID: until the VM moves, its workers have a user ID of another
+    /// card.
     ///
     /// # Errors
-    /// Returns an error if no user can be assigned.
+    /// Returns an error if no user ID can be assigned.
     pub fn reserve(&self, folder: &Path) -> Result<Option<User>, NoUser> {
         let held = capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
         self.reserve_with(held, folder)
@@ -95,12 +96,12 @@ impl Users {
     }
 }
 
-/// Returns the user recorded for the VM of this folder.
+/// Returns the user ID recorded for the VM of this folder.
 fn recorded(folder: &Path) -> Option<u32> {
     std::fs::read_to_string(folder.join(RECORD)).ok()?.parse().ok()
 }
 
-/// Returns the users recorded for the VMs of the other folders.
+/// Returns the user IDs recorded for the VMs of the other folders.
 fn of_others(folder: &Path) -> Vec<u32> {
     let folders = folder.parent().and_then(|parent| std::fs::read_dir(parent).ok());
     let folders = folders.into_iter().flatten().flatten().map(|entry| entry.path());
@@ -109,7 +110,7 @@ fn of_others(folder: &Path) -> Vec<u32> {
 
 /// Deletes the record of a VM that is being removed.
 pub fn forget(folder: &Path) {
-    // The file does not exist if the VM had no separate user.
+    // The file does not exist if the VM had no separate user ID.
     let _ = std::fs::remove_file(folder.join(RECORD));
 }
 
@@ -120,7 +121,7 @@ impl User {
         self.number
     }
 
-    /// Records the user in the VM's folder.
+    /// Records the user ID in the VM's folder.
     ///
     /// # Errors
     /// Returns an error if the file cannot be written.
@@ -129,7 +130,7 @@ impl User {
         written.map_err(|error| NoUser::Record(error.to_string()))
     }
 
-    /// Reserves the user permanently, because some of its processes are still running.
+    /// Reserves the user ID permanently, because processes with this ID are still running.
     pub fn keep(&self) {
         self.is_kept.store(true, Ordering::Relaxed);
     }
@@ -151,7 +152,7 @@ mod tests {
         NEEDED.iter().fold(CapabilitySet::empty(), |all, (one, _)| all | *one)
     }
 
-    /// Creates folders for some VMs.
+    /// Creates a folder for each of the VMs `names`.
     fn folders(names: &[&str]) -> (tempfile::TempDir, Vec<std::path::PathBuf>) {
         let all = tempfile::tempdir().expect("a folder");
         let folders: Vec<_> = names.iter().map(|name| all.path().join(name)).collect();
@@ -159,7 +160,7 @@ mod tests {
         (all, folders)
     }
 
-    /// Takes a user for a VM as a daemon with all rights.
+    /// Takes a user ID for a VM, as if the daemon had all capabilities.
     fn taken(users: &Users, folder: &Path) -> Result<User, NoUser> {
         let user = users.reserve_with(all(), folder)?.expect("a range");
         user.record(folder)?;

@@ -75,7 +75,7 @@ impl Window {
         }
     }
 
-    /// Reads for a client that does not map the window.
+    /// Reads the window for a client that does not map it.
     pub(crate) fn read(&self, offset: u64, data: &mut [u8]) {
         let offset = usize::try_from(offset).unwrap_or(usize::MAX);
         if self.region.as_volatile_slice().read_slice(data, offset).is_err() {
@@ -83,7 +83,7 @@ impl Window {
         }
     }
 
-    /// Writes for a client that does not map the window.
+    /// Writes to the window for a client that does not map it.
     pub(crate) fn write(&self, offset: u64, data: &[u8]) {
         let offset = usize::try_from(offset).unwrap_or(usize::MAX);
         // Writes outside the window are ignored, as on a bus.

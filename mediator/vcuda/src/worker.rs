@@ -73,9 +73,9 @@ pub trait Process: Send {
 
 /// A newly started worker.
 pub struct Started {
-    /// The connection.
+    /// Link to the worker.
     pub link: worker_link::Link,
-    /// The process.
+    /// Process of the worker.
     pub process: Box<dyn Process>,
 }
 
@@ -241,7 +241,7 @@ pub(crate) struct Worker {
     outbox: VecDeque<ToWorker>,
     /// Set if the link is closed, or the worker has violated the protocol.
     is_deaf: bool,
-    /// Time when a worker without a link will be killed, in ns.
+    /// Time at which a worker without a link will be killed, in ns.
     pub(crate) rejoins_until: Option<u64>,
 }
 
@@ -280,7 +280,7 @@ impl Worker {
         self.link.as_ref().filter(|_| !self.is_deaf).map(AsFd::as_fd)
     }
 
-    /// Returns the descriptor that reports that the process has exited.
+    /// Returns the descriptor that becomes readable once the process has exited.
     pub(crate) fn ended(&self) -> BorrowedFd<'_> {
         self.process.ended()
     }
@@ -290,8 +290,9 @@ impl Worker {
         !self.outbox.is_empty()
     }
 
-    /// Sends a message now, or after the worker has read earlier messages. Kills a worker that does not read its
-    /// messages. Without a link, drops the message, because everything is repeated when the worker connects.
+    /// Sends a message immediately, or queues it behind messages that the worker has not read yet. Kills a worker that
+    /// does not read its messages. Without a link, drops the message, because everything is repeated when the worker
+    /// connects.
     pub(crate) fn send(&mut self, message: ToWorker) {
         if self.link.is_none() {
             return;
@@ -307,8 +308,8 @@ impl Worker {
         self.flush();
     }
 
-    /// Requests that the worker save its state to a file, if it reads its messages: `message` is `Save` or `Hold`.
-    /// Returns true if the request was sent.
+    /// Requests that the worker save its state to a file, unless earlier messages are still queued. `message` is `Save`
+    /// or `Hold`. Returns true if the request was sent.
     pub(crate) fn send_save(&mut self, message: ToWorker, file: BorrowedFd<'_>) -> bool {
         self.flush();
         let link = self.link.as_ref().filter(|_| !self.is_deaf && self.outbox.is_empty());
@@ -327,7 +328,7 @@ impl Worker {
         }
     }
 
-    /// Receives a message if one has arrived. Kills a worker that has closed its link.
+    /// Receives a message if one has arrived. Kills a worker that has closed its link or violated the protocol.
     pub(crate) fn receive(&mut self) -> Option<FromWorker> {
         let link = self.link.as_ref().filter(|_| !self.is_deaf)?;
         match link.receive_from_worker() {

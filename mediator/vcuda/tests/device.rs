@@ -103,7 +103,7 @@ fn ended_worker_is_reported_in_the_control_blob() {
 #[test]
 fn reset_ends_workers_and_the_next_boot_sees_zeros() {
     let mut guest = Guest::new();
-    // The worker's exit may fall between any two steps of the reset.
+    // The worker may exit between any two steps of the reset.
     for _ in 0..200 {
         guest.program(1, 0);
         let window = guest.window();

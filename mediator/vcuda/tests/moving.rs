@@ -11,7 +11,7 @@ use worker_link::{Rejoin, ToWorker};
 
 const FIRST: u64 = 0x10_0000;
 const SECOND: u64 = 0x40_0000;
-/// Limit of a program's memory in bytes.
+/// Maximum size of a program's saved memory in bytes.
 const STATE_BYTES: u64 = 1 << 20;
 
 fn store(guest: &Guest, offset: u64, value: u64) {
@@ -22,7 +22,7 @@ fn load(guest: &Guest, offset: u64) -> u64 {
     guest.window().as_volatile_slice().load(offset as usize, Ordering::Acquire).unwrap()
 }
 
-/// Rings the doorbell of a program, and waits until its worker has served it.
+/// Rings the doorbell of a program, and waits until the program's worker has handled it.
 fn ring(guest: &mut Guest, context: u32, control: u64) {
     let before = load(guest, control);
     guest.done(&doorbell(context));
@@ -146,7 +146,7 @@ fn move_ends_in_time_and_programs_of_meanwhile_start_after_it() {
         let threads = guest.threads_on("two");
         let moving = scope.spawn(move || function.carry(threads, STATE_BYTES, Duration::from_millis(400)));
         guest.until(|guest| guest.events.try_iter().any(|event| event == Event::Message(ToWorker::Hold)));
-        // An upgrade, a restart and another move are refused meanwhile.
+        // Meanwhile, an upgrade, a restart and another move are rejected.
         assert!(guest.function.restart(None, vcuda::RESTART_LIMIT).unwrap().iter().all(|restart| {
             restart.result.as_ref().is_err_and(|why| why.contains("it is being moved to another card"))
         }));
@@ -200,7 +200,7 @@ fn next_daemon_finds_programs_on_their_new_card_only() {
     ring(&mut guest, 3, FIRST);
     guest.upgrade(|_| ());
     ring(&mut guest, 4, SECOND);
-    // A daemon that was killed before it recorded the new card ends the programs.
+    // If a daemon is killed before it has recorded the new card, the next daemon ends the programs.
     guest.card = "one";
     guest.kill(|_| ());
     for control in [FIRST, SECOND] {

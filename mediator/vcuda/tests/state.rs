@@ -165,7 +165,7 @@ fn reset_in_progress_continues_in_next_device() {
         guest.program(1, 0);
         store(&guest, 8, 7);
         way(&mut guest, |guest| guest.write(RegionIndex::Bar0, 0x14, &[0]));
-        // The write follows the saving of the state in an upgrade. The next device receives it, as on a bus.
+        // In an upgrade, the write occurs after the state was saved. The next device receives it, as on a bus.
         guest.write(RegionIndex::Bar0, 0x14, &[0]);
         guest.until(|guest| guest.status() == 0);
         assert_eq!(load(&guest, 8), 0);
@@ -219,7 +219,7 @@ const PROGRESS: u64 = 24;
 /// Offset of descriptor 0's slot in the journal, which starts with the slot's state.
 const SLOT: u64 = 8 << 10;
 
-/// Sets the counts of popped commands and sent responses, to revert the last change.
+/// Subtracts `popped` and `answered` from the counts of popped commands and sent responses, to revert the last change.
 fn uncount(journal: &std::os::fd::OwnedFd, popped: u32, answered: u32) {
     let mut bytes = [0; 8];
     rustix::io::pread(journal, &mut bytes, PROGRESS).unwrap();

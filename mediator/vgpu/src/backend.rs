@@ -71,7 +71,7 @@ counts! {
         hangs: "hangs",
         /// Binds and submissions that waited for memory.
         memory_waits: "memory_waits",
-        /// Waits for memory that failed.
+        /// Failed waits for memory.
         memory_denied: "memory_denied",
         /// Total time that work has waited for memory, excluding current waits, in ns.
         memory_waited_ns: "memory_waited_ns",
@@ -121,7 +121,8 @@ pub(super) struct VmBackend {
     pace: Pace,
     /// Faults to report to the guest after the access that caused them.
     faults: Vec<MmuFault>,
-    /// Set if the VM has neither work nor memory on the card, so its chunks may be assigned to other VMs.
+    /// Set if the VM has neither channels nor shadow page tables on the card, so its chunks may be assigned to other
+    /// VMs.
     quiet: bool,
     /// Doorbell that the current access rang.
     doorbell: Option<RungDoorbell>,
@@ -181,7 +182,7 @@ impl VmBackend {
         &self.counts
     }
 
-    /// Returns true if the VM has neither work nor memory on the card.
+    /// Returns true if the VM has neither channels nor shadow page tables on the card.
     pub(super) fn is_quiet(&self) -> bool {
         self.quiet
     }
@@ -269,12 +270,13 @@ impl VmBackend {
         std::mem::take(&mut self.faults)
     }
 
-    /// Records that a runlist has taken effect, in state `seen`. Returns true if the vGPU has not been notified yet.
+    /// Records that the runlist is in effect, if its state is `seen`. Returns true in this case; the caller must then
+    /// notify the vGPU.
     pub(super) fn runlist_ends(&mut self, seen: Runlist) -> bool {
         self.work.runlist_ends(seen)
     }
 
-    /// Returns true if the guest has a channel on the card or the channel's bind waits for memory.
+    /// Returns true if the channel is on the card, or if its bind waits for memory.
     pub(super) fn is_bound(&self, channel: VirtualChannelId) -> bool {
         self.work.bound(channel).is_some() || self.pending.is_bind(channel)
     }
@@ -289,7 +291,7 @@ impl VmBackend {
         self.with_state(&mut self.host.lock(), each)
     }
 
-    /// Same as [`Self::with_channels`], but also passes the card's state.
+    /// Same as [`Self::with_channels`], with the card's state already locked.
     fn with_state<T>(
         &self,
         state: &mut CardState,
@@ -311,7 +313,8 @@ impl VmBackend {
         state.feeder().look_at_waits(Some(self.vm));
     }
 
-    /// Removes all state of the guest driver from the card: channels, address spaces, and apertures. Keeps VM memory.
+    /// Removes all state of the guest driver from the card: channels, address spaces, and apertures. Keeps the VM's
+    /// memory.
     pub(super) fn quiesce(&mut self) {
         devmodel::backend::Backend::reset_fifo(self);
         self.faults.clear();
@@ -329,23 +332,23 @@ impl VmBackend {
         self.quiet = self.memory.clear();
     }
 
-    /// Maps all memory that the client lends to the card, and unmaps all other memory.
+    /// Makes all memory that the client lends accessible to the card, and unmaps all other memory.
     pub(super) fn lend_all(&mut self) -> Result<(), ManagerError> {
         let lent = self.link.memory().snapshot();
         self.memory.lend_all(&lent)
     }
 
-    /// Handles guest memory that the VMM lends.
+    /// Makes guest memory that the VMM lends accessible to the card.
     pub(super) fn lend(&mut self, region: &DmaRegion) -> Result<(), ManagerError> {
         self.memory.lend(region)
     }
 
-    /// Handles guest memory that the VMM withdraws. After this call, the card cannot access the memory.
+    /// Revokes the card's access to guest memory that the VMM withdraws.
     pub(super) fn withdraw(&mut self, gpa: u64, size: u64) {
         self.memory.withdraw(gpa, size);
     }
 
-    /// Withdraws a region that is not guest RAM.
+    /// Withdraws the memory region at `gpa`, which the VMM does not share.
     pub(super) fn withdraw_unshared(&mut self, gpa: u64) {
         self.memory.withdraw_unshared(gpa);
     }
@@ -397,8 +400,8 @@ impl VmBackend {
         }
     }
 
-    /// Undoes the arrival of a VM that could not resume: removes unbound channels, and restores the setting for kept
-    /// page tables.
+    /// Undoes the arrival of a VM that could not resume: removes the VM's remaining channels from the card, and
+    /// restores the setting for kept page tables.
     pub(super) fn forget_arrival(&mut self, pv: Option<&PvSettings>) {
         let strays: Vec<VirtualChannelId> = {
             let state = self.host.lock();

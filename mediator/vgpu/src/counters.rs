@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use vm_device::{DeniedAccess, DeviceStatus, InterruptKind};
 
 impl Core {
-    /// Returns the VM's status for operators, without the card manager's counters.
+    /// Returns the VM's status for operators, excluding the card manager's counters.
     pub(super) fn status(&self) -> DeviceStatus {
         let Core { gpu, backend, .. } = self;
         let (spaces, shadow_bytes) = backend.memory().usage();

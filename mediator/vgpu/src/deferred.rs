@@ -7,7 +7,7 @@
 //!
 //! Other threads may lock the VM between steps 1 and 3:
 //! - The thread that polls doorbells under mapped apertures calls [`Core::complete_deferred`] first, because the guest
-//!   may have rung a doorbell that it finds after the reply.
+//!   may have rung the doorbell that this thread finds after the reply.
 //! - A thread that saves or moves the VM also calls this function. The server completes the write before it hands the
 //!   VM to such a thread, so there is no deferred doorbell at that time. [`Core::write_down`] rejects a VM that has
 //!   one.

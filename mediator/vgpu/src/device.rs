@@ -32,7 +32,7 @@ pub(super) struct Core {
     pub(super) polls: bool,
     /// Card time at which the guest's armed alarm expires, in ns.
     pub(super) alarm: Option<u64>,
-    /// Doorbell of a write that was replied to but whose work was not submitted yet.
+    /// Doorbell whose write was replied to, but whose work has not been submitted yet.
     pub(super) deferred: Option<RungDoorbell>,
     /// Channels whose doorbells are submitted when the card resumes.
     pub(super) rung: WaitingDoorbells,
@@ -42,7 +42,7 @@ pub(super) struct Core {
     pub(super) board: Arc<StatusCell>,
 }
 
-/// Migration requests received from the VMM.
+/// Migration state requested by the VMM.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Client {
     /// Set if the client has stopped the VM.
@@ -183,7 +183,7 @@ impl MediatedVm {
     /// Writes guest VRAM as the guest's CPU does.
     ///
     /// # Errors
-    /// Returns an error if the range is not entirely within the VM's memory or is too long.
+    /// Returns an error if the range is not entirely within the VM's VRAM, or if no memory is free for it.
     #[cfg(feature = "test-rig")]
     pub fn cpu_write(
         &self,
@@ -227,7 +227,8 @@ impl Core {
         self.backend.show_window(self.gpu.window_base());
     }
 
-    /// Changes the memory in a BAR's window. Unmaps the PRAMIN window during the change, and maps it again afterwards.
+    /// Changes the memory behind a BAR's window. Unmaps the PRAMIN window while its memory changes, and maps it again
+    /// afterwards.
     fn change<T>(&mut self, showing: MappedWindow, change: impl FnOnce(&mut Remap) -> T) -> T {
         if showing != MappedWindow::Pramin {
             return change(self.backend.remap_mut());
@@ -250,7 +251,7 @@ impl Core {
         self.deferred = None;
     }
 
-    /// Performs the effects of an access beyond the registers.
+    /// Applies the effects that an access has outside the registers.
     pub(super) fn finish_access(&mut self) {
         self.backend.submit_doorbell();
         for fault in self.backend.take_faults() {
@@ -323,7 +324,7 @@ enum WriteOutcome {
     Retry,
     /// Pages under mapped apertures must move first.
     AwaitMoves,
-    /// The write rang a doorbell, which is deferred until the reply was sent.
+    /// The write rang a doorbell, which is deferred until the reply has been sent.
     DoorbellDeferred,
 }
 
@@ -373,7 +374,7 @@ impl MediatedDevice {
         })
     }
 
-    /// Moves pages that must move, as far as possible. Returns true if some still wait.
+    /// Moves the due pages that can currently move. Returns true if pages still wait.
     fn look_at_moves(&self) -> bool {
         let core = &mut *self.vm.core();
         let waits = core.backend.look_at_moves();
@@ -382,8 +383,8 @@ impl MediatedDevice {
         waits
     }
 
-    /// Executes the batches that were queued when the doorbell was rung. Releases the VM's lock between batches,
-    /// because threads that wait for it also serve other VMs.
+    /// Executes queued batches, at most as many as fit in the queue. Releases the VM's lock between batches, because
+    /// threads that wait for it also serve other VMs.
     fn serve_batches(&self) {
         let mut batches = 0;
         while batches < pv::abi::MAX_QUEUE {
@@ -509,7 +510,7 @@ impl Device for MediatedDevice {
             core.backend.forget_ram();
             core.log_writes(false);
         }
-        // All of the VM's memory is wiped below.
+        // Ignore incomplete memory, because all of the VM's memory is wiped below.
         let _half = self.end_migration();
         self.vm.host.wait_departed(self.vm.vm);
         let quiet = {

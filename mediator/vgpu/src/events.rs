@@ -1,4 +1,4 @@
-//! Handling of card events and memory relocations by a VM.
+//! Handles card events and memory relocations on behalf of a VM.
 
 use super::device::{Core, MediatedVm};
 use super::work::Runlist;

@@ -46,7 +46,7 @@ pub(crate) struct Memory {
     pool: PagePool,
     bar1: ApertureTlb,
     bar3: ApertureTlb,
-    /// Address of PRAMIN in the guest's VRAM.
+    /// Guest VRAM address at which the PRAMIN window starts.
     pramin: Option<GuestVramAddr>,
     /// Accumulated report of all synchronizations since the VM was created.
     report: SyncReport,
@@ -143,7 +143,7 @@ impl Memory {
         self.with_aperture(aperture, |tlb, view| tlb.directory(view))
     }
 
-    /// Returns the pages in a window whose targets in the guest's tables have changed, with the new targets.
+    /// Returns the pages of a window that have changed targets in the guest's tables, with their new targets.
     pub(crate) fn changes(&mut self, showing: MappedWindow) -> Vec<(u32, PageTarget)> {
         let Some((start, pages)) = self.grants.remap().extent(showing) else { return Vec::new() };
         let vram_bytes = self.grants.vram_bytes();

@@ -28,7 +28,7 @@ fn misplaced() -> MigrationError {
 }
 
 impl Core {
-    /// Starts or stops logging writes to guest RAM by the card's work.
+    /// Starts or stops logging the guest RAM that the VM's work on the card may write.
     pub(super) fn log_writes(&mut self, on: bool) {
         self.client.logs = on;
         self.backend.log_ram(on);
@@ -70,8 +70,8 @@ impl MediatedDevice {
         self.migration_state = Box::new(phase);
     }
 
-    /// Ends the migration. Called once the client has reset the device or disconnected, and the VM was cleaned. Returns
-    /// true if the VM still has memory from an incomplete or invalid state.
+    /// Ends the migration. Called once the client has reset the device or disconnected, and the VM has been cleaned.
+    /// Returns true if the VM still has memory from an incomplete or invalid state.
     #[must_use]
     pub(super) fn end_migration(&mut self) -> bool {
         let phase = self.take_phase();
@@ -172,7 +172,7 @@ impl Migration for MediatedDevice {
         let Phase::Loading(halted, coming) = self.take_phase() else { return Err(misplaced()) };
         let become_one = || {
             let come = coming.finish(halted.strikes())?;
-            // The client may lend different memory by now.
+            // The client may lend different memory than before.
             self.vm.await_arrival()?;
             self.vm.become_one(come, &self.settings)
         };

@@ -21,10 +21,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vram::TenantId;
 
-/// Interval at which a thread polls for the VM to become quiescent.
+/// Interval between attempts to save a VM while operations are in progress.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// State of a VM on its old card, without the VM's memory.
+/// State of a VM on its old card, excluding the VM's memory.
 #[derive(Debug)]
 pub(super) struct Migrating {
     pub(super) gpu: SavedVGpu,
@@ -63,7 +63,7 @@ pub struct Parts {
 }
 
 impl<'a> Left<'a> {
-    /// Creates the value for a VM that was replaced. Its work is stopped.
+    /// Creates the value for a replaced VM, whose work is stopped.
     pub(super) fn for_vm(vm: &'a MediatedVm, halted: Halted, bytes: u64) -> Self {
         vm.core().gone = true;
         Self { vm, there: None, halted: Some(halted), bytes, parts: Parts::default() }
@@ -99,7 +99,7 @@ impl MediatedVm {
             last.duration_since(before)
         };
         let suspended = self.host().suspend(self.vm, limit)?;
-        // The client may lend different memory by now.
+        // The client may lend different memory than before.
         there.await_arrival()?;
         let travelling = self.migrate_out(&suspended, limit)?;
         there.take_windows(self, true)?;
@@ -163,7 +163,7 @@ impl MediatedVm {
     }
 
     /// Takes over the memory of the apertures that the client of `old` has mapped. If `inhabited` is true, the memory
-    /// keeps its pages; otherwise, it counts as empty. Its contents do not change, so that `old` can resume.
+    /// keeps its pages; otherwise, it is treated as empty. Its contents do not change, so that `old` can resume.
     ///
     /// # Errors
     /// Returns an error if the card rejects the memory.
@@ -221,7 +221,7 @@ impl MediatedVm {
     }
 }
 
-/// Checks that each channel that the guest has bound is on the card or was rejected.
+/// Checks that the guest has bound exactly the channels that are on the card or were rejected.
 fn check_channels(gpu: &VGpu, channels: &Channels, vm: TenantId) -> Result<(), Invalid> {
     let seen: BTreeSet<VirtualChannelId> = gpu.bound_channels().collect();
     let known =

@@ -1,7 +1,7 @@
 //! A VM's work that waits for memory, with a time limit.
 //!
-//! No thread waits for memory while it holds a lock. Work without memory is recorded, and the mover is notified. When
-//! the mover notifies the VM that memory is available, the VM retries all of this work.
+//! No thread waits for memory while it holds a lock. Work that lacks memory is recorded, and the mover is notified.
+//! When the mover notifies the VM that memory is available, the VM retries all of this work.
 
 mod saved;
 
@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use vram::TenantId;
 
-/// A wait for memory. It is limited by the number of the mover's scans rather than by time.
+/// A wait for memory, which is limited by the number of the mover's failed scans rather than by time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wait {
     /// Start time of the wait, for statistics.
@@ -28,7 +28,7 @@ impl Wait {
         Self { since: Instant::now(), looks: state.vram().looks(vm) }
     }
 
-    /// Returns true if the mover's scans have failed for as long as `limit` permits.
+    /// Returns true if the mover's scans have failed as often as `limit` permits.
     pub(crate) fn is_over(&self, state: &CardState, vm: TenantId, limit: Duration) -> bool {
         state.vram().is_vain(vm, self.looks, limit)
     }
@@ -56,9 +56,9 @@ pub(crate) struct Pending {
     /// Maximum time that an entry may wait while the mover's scans fail.
     limit: Duration,
     binds: BTreeMap<VirtualChannelId, PendingBind>,
-    /// Doorbells of bound channels that wait, and their waits.
+    /// Doorbells of bound channels whose work waits for memory, and the start of each wait.
     work: BTreeMap<VirtualChannelId, (Doorbell, Wait)>,
-    /// The guest's last runlist, if a bind has been pending since it was submitted.
+    /// Last runlist that the guest submitted.
     listed: Vec<VirtualChannelId>,
 }
 
@@ -123,7 +123,8 @@ impl Pending {
         true
     }
 
-    /// Queues work unless it is already queued. Returns `Some(true)` if it was added, or `None` after too long a wait.
+    /// Queues a channel's work, or replaces the doorbell of work that is already queued. Returns `Some(true)` if no
+    /// work of the channel was queued, or `None` if the work has waited too long.
     pub(crate) fn add_work(&mut self, state: &mut CardState, doorbell: Doorbell) -> Option<bool> {
         let channel = doorbell.virtual_channel;
         let wait = self.work.get(&channel).map_or_else(|| Wait::begin(state, self.vm), |(_, wait)| *wait);
@@ -147,7 +148,8 @@ impl Pending {
         waited.unwrap_or(0)
     }
 
-    /// Requests a notification from the mover when memory becomes available, if any of the VM's work waits for memory.
+    /// Requests a notification from the mover when memory becomes available, or cancels the request if none of the VM's
+    /// work waits for memory.
     pub(crate) fn tell(&self, state: &mut CardState) {
         state.vram_mut().set_waits(self.vm, !self.is_empty());
     }
@@ -157,7 +159,7 @@ impl Pending {
         self.binds.iter().map(|(channel, bind)| (*channel, *bind)).collect()
     }
 
-    /// Returns the doorbells that wait.
+    /// Returns the doorbells whose work waits for memory.
     pub(crate) fn work(&self) -> Vec<Doorbell> {
         self.work.values().map(|(doorbell, _)| *doorbell).collect()
     }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 /// Poll interval while polls find doorbells.
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
-/// Poll interval after polls have found no doorbells for a long time. nouveau maps a channel's doorbell page in the
-/// mapped part of an aperture, but rings the doorbell elsewhere.
+/// Maximum poll interval. The interval doubles with each poll that finds no doorbell. nouveau maps a channel's doorbell
+/// page in the mapped part of an aperture, but rings the doorbell elsewhere.
 const POLL_SELDOM: Duration = Duration::from_millis(20);
 
 impl MediatedVm {
@@ -17,7 +17,7 @@ impl MediatedVm {
         let core = &mut *self.core();
         // The guest rang the deferred doorbell before any doorbell that this poll finds.
         core.complete_deferred();
-        // The next owner of a card polls after a handover.
+        // After a handover, the next process polls.
         core.polls = self.host().failure().is_none() && core.backend.work().polled().next().is_some();
         // A doorbell consumed now might be missing from the saved state.
         if core.polls && self.host().lock().stands_still() {
@@ -30,7 +30,8 @@ impl MediatedVm {
         })
     }
 
-    /// Starts the thread that polls doorbells under mapped apertures, if there are any and it is not running.
+    /// Starts the thread that polls doorbells under mapped apertures, if there are any such doorbells and the thread is
+    /// not running.
     pub(super) fn start_polling(this: &Arc<Self>, core: &mut Core) {
         if core.polls || core.backend.work().polled().next().is_none() {
             return;

@@ -1,4 +1,4 @@
-//! A VM's paravirtual interface, a part of the VM's PCI function that the real chip does not have.
+//! A VM's paravirtual interface, a part of the VM's PCI function that the real chip lacks.
 //!
 //! Modules: `registers` (setup, doorbell, interrupt), `queue` (reads batches from the guest's memory and writes
 //! replies), `attachments` (segments in address spaces), `saved` (saved state). The crate [`pv`] defines the binary
@@ -212,7 +212,7 @@ impl Interface {
         self.channels.clear();
     }
 
-    /// Returns the operator's counters of the interface and of its `tables`.
+    /// Returns the counters of the interface and of its `tables`, for the operator.
     pub(super) fn counters(&self, tables: &Tables) -> impl Iterator<Item = (&'static str, u64)> + use<> {
         let tables = tables.counts();
         self.counts.named().chain([

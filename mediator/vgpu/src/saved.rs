@@ -1,4 +1,4 @@
-//! Saved form of a VM's use of the card, without its registers and address spaces.
+//! Saved form of a VM's use of the card, excluding its registers and address spaces.
 //!
 //! The VMM's connection is saved separately. The process that restores the VM provides a link to the same client.
 
@@ -19,7 +19,7 @@ use vm_device::DeviceError;
 use vmm_glue::Link;
 use vram::TenantId;
 
-/// Saved form of the VM's own state, without segments.
+/// Saved form of the VM's own state, excluding segments.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedOwn(SavedBackend);
 
@@ -109,7 +109,7 @@ impl MediatedVm {
     /// Checks that the VM can be handed over, moved or saved. The caller must do this before it quiesces anything.
     ///
     /// # Errors
-    /// Returns an error with the reason if a part cannot be handed over.
+    /// Returns an error with the reason if the VM cannot be handed over, moved or saved.
     pub fn check_movable(&self) -> Result<(), ManagerError> {
         match self.core().client {
             Client { stopped: true, .. } => Err(ManagerError::Stays("its VMM has stopped it for a migration")),
@@ -122,7 +122,7 @@ impl MediatedVm {
     /// [quiescent](card_manager::ManagedCard::stand_still), and the VM must not be served.
     ///
     /// # Errors
-    /// Returns [`ManagerError::Unsettled`] if any of its work is in progress, and the errors of
+    /// Returns [`ManagerError::Unsettled`] if any of the VM's work is in progress, and the errors of
     /// [`Self::check_movable`].
     pub fn save(&self) -> Result<(SavedVm, SavedSide), ManagerError> {
         self.check_movable()?;
@@ -171,7 +171,7 @@ impl MediatedVm {
     /// The client must lend the same memory.
     ///
     /// # Errors
-    /// Returns an error if the state is invalid or does not match the settings, or if the client's memory is not
+    /// Returns an error if the state is invalid or does not match the settings, or if the client's memory cannot be
     /// mapped.
     pub fn reopen(
         card: &mut Reopened,
@@ -216,14 +216,14 @@ impl MediatedVm {
         Ok((MediatedDevice::for_vm(&this, pci, settings), this))
     }
 
-    /// Resumes after the card was taken over: requests memory again for work that waits, and starts polling doorbells.
+    /// Resumes after the card was taken over: resubmits work that waited for memory, and starts polling doorbells.
     pub fn go_on(self: &Arc<Self>) {
         self.core().backend.poll_again();
         self.ring_again();
         Self::start_polling(self, &mut self.core());
     }
 
-    /// Requests memory again for work that waits.
+    /// Resubmits work that waited for memory.
     pub(super) fn ring_again(&self) {
         let core = &mut *self.core();
         for (channel, gp_put) in std::mem::take(&mut core.rung) {

@@ -31,7 +31,7 @@ pub(super) struct Origin {
     /// Value of PMC_BOOT_0.
     chip: u32,
     vram_bytes: u64,
-    /// Size of BAR1 and of BAR3 in bytes.
+    /// Sizes of BAR1 and BAR3 in bytes.
     apertures: [u64; 2],
     /// Capability of the paravirtual interface, or empty if it is not offered.
     paravirtual: Vec<u8>,
@@ -86,7 +86,7 @@ pub struct Saving {
     first: Option<Vec<u8>>,
     writer: Option<StreamWriter>,
     chunks: std::vec::IntoIter<GuestVramAddr>,
-    /// Addresses in the current chunk that have not been written yet.
+    /// Address range of the current chunk that has not been written to the stream yet.
     left: std::ops::Range<u64>,
     chunk_bytes: u64,
     data: Vec<u8>,
@@ -94,8 +94,8 @@ pub struct Saving {
 }
 
 impl MediatedVm {
-    /// Halts the VM, which must not be served, and starts saving it. Channels that do not leave within `limit` are
-    /// killed.
+    /// Halts the VM, which must not be served, and starts saving it. Channels that do not leave their engines within
+    /// `limit` are killed.
     ///
     /// # Errors
     /// Returns the errors of [`Self::check_movable`], or an error if the VM does not quiesce.
@@ -250,8 +250,8 @@ impl Reading {
     }
 }
 
-/// A saved VM that is being loaded. Its memory is written directly to the receiving VM. Other state is checked and
-/// kept.
+/// A saved VM that is being loaded. Its memory is written directly to the receiving VM. Other state is checked, and
+/// stored until the stream ends.
 #[must_use]
 pub struct Coming {
     there: Arc<MediatedVm>,
@@ -279,7 +279,7 @@ impl Coming {
         })
     }
 
-    /// Processes the next part of the stream.
+    /// Checks and loads the next part of the stream.
     ///
     /// # Errors
     /// Returns an error if the bytes do not describe a VM that can run on this card or too little memory is free. After

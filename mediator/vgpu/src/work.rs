@@ -35,9 +35,9 @@ struct Channel {
     polled: Option<Slot>,
     /// GP_PUT value in this USERD at the last poll.
     seen: Option<u32>,
-    /// Known classes of the objects on the channel's subchannels.
+    /// Known classes of the objects bound to the channel's subchannels.
     objects: Objects,
-    /// Known engines of the objects on the channel's subchannels.
+    /// Known engines of the objects bound to the channel's subchannels.
     bindings: Bindings,
 }
 
@@ -57,7 +57,7 @@ pub(crate) enum Runlist {
 #[derive(Debug, Default)]
 pub(crate) struct Work {
     channels: BTreeMap<VirtualChannelId, Channel>,
-    /// Guest VRAM pages that contain a channel's USERD, by page number.
+    /// Channels by the number of the guest VRAM page that contains their USERD.
     userd: HashMap<u64, VirtualChannelId>,
     /// Channels that the guest has unbound but that are still on the card, by physical channel number.
     departing: BTreeMap<ChannelId, Bound>,
@@ -79,7 +79,8 @@ impl Work {
         }
     }
 
-    /// Removes a channel that the guest has unbound. Returns its instance block if the channel was bound.
+    /// Removes a channel that the guest has unbound. Returns the location of its instance block, if the channel was
+    /// bound.
     pub(crate) fn delist(&mut self, channel: VirtualChannelId) -> Option<Place> {
         self.userd.retain(|_, owner| *owner != channel);
         self.channels.remove(&channel).map(|channel| channel.instance)
@@ -111,7 +112,7 @@ impl Work {
         }
     }
 
-    /// Records that a channel is no longer on the card.
+    /// Records that a channel is no longer on the card. Returns its last state.
     pub(crate) fn take_bound(&mut self, channel: VirtualChannelId) -> Option<Bound> {
         self.channels.get_mut(&channel)?.bound.take()
     }
@@ -121,7 +122,7 @@ impl Work {
         self.channels.iter().filter_map(|(channel, known)| Some((*channel, known.bound?)))
     }
 
-    /// Records a channel that has not left the card yet, with its address space.
+    /// Records an unbound channel that has not left the card yet.
     pub(crate) fn depart(&mut self, bound: Bound) {
         self.departing.insert(bound.physical, bound);
     }
@@ -150,8 +151,8 @@ impl Work {
         rung.then_some(u32::from_le_bytes(*word))
     }
 
-    /// Finds the channels whose USERD is under a mapped aperture, so that their doorbells cause no messages. `home`
-    /// returns the slot of a page. Returns the channels whose doorbells have moved to such a slot.
+    /// Finds the channels whose USERD is under a mapped aperture. Their doorbells cause no messages. `home` returns the
+    /// slot of a page. Returns the channels whose doorbells have moved to such a slot.
     pub(crate) fn choose_polled(&mut self, home: impl Fn(u64) -> Option<Slot>) -> Vec<(VirtualChannelId, Slot)> {
         let slots: BTreeMap<VirtualChannelId, Slot> =
             self.userd.iter().filter_map(|(page, channel)| Some((*channel, home(*page)?))).collect();
@@ -164,12 +165,12 @@ impl Work {
         moved
     }
 
-    /// Returns the channels whose doorbells cause no messages.
+    /// Returns the channels whose doorbells cause no messages, and the slots of their USERDs.
     pub(crate) fn polled(&self) -> impl Iterator<Item = (VirtualChannelId, Slot)> {
         self.channels.iter().filter_map(|(channel, known)| Some((*channel, known.polled?)))
     }
 
-    /// Returns the slot of a channel's USERD that is under a mapped aperture, so that doorbells cause no messages.
+    /// Returns the slot of a channel's USERD, if the USERD is under a mapped aperture.
     pub(crate) fn polled_at(&self, channel: VirtualChannelId) -> Option<Slot> {
         self.channels.get(&channel)?.polled
     }
@@ -189,7 +190,7 @@ impl Work {
         self.blocks()
     }
 
-    /// Returns true if the guest blocks an engine.
+    /// Returns true if the guest blocks any engine.
     pub(crate) fn blocks(&self) -> bool {
         self.blocked != 0
     }
@@ -199,7 +200,7 @@ impl Work {
         self.runlist = runlist;
     }
 
-    /// Records that the runlist is in effect, in state `seen`. Returns true if the VM was waiting for the runlist.
+    /// Records that the runlist is in effect, if its state is `seen`. Returns true in this case.
     pub(crate) fn runlist_ends(&mut self, seen: Runlist) -> bool {
         let awaited = self.runlist == seen;
         if awaited {

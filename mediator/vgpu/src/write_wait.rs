@@ -1,8 +1,9 @@
 //! Guest CPU writes to VRAM that wait for memory. The VM's CPUs stop until the mover has found memory, or until too
 //! many of its scans have failed.
 //!
-//! VMMs give up on an unresponsive device (QEMU after 5 s). Within this limit, no write is lost while memory is being
-//! freed. The mover needs only a fraction of this time, unless the host does not schedule it.
+//! VMMs give up on an unresponsive device (QEMU after 5 s), so a write waits for at most `MAX_WAIT`. Within this limit,
+//! no write is lost while memory is being freed. The mover needs only a fraction of this time, unless the host does not
+//! schedule it.
 
 use super::pending::Wait;
 use card_manager::{CardState, Looks};
@@ -11,20 +12,20 @@ use vram::TenantId;
 
 /// Maximum time that a write may wait while the mover's scans fail.
 const MAX_WAIT: Duration = Duration::from_secs(1);
-/// Multiple of the wait limit for which later writes do not wait after a failed wait, unless memory was found. A guest
-/// that fills memory writes only eight bytes at a time.
+/// Multiple of the wait limit during which writes do not wait after a failed wait, unless memory is found. Otherwise, a
+/// guest that fills memory could wait for every eight bytes.
 const BACKOFF_FACTOR: u32 = 10;
-/// Interval between attempts.
+/// Interval between attempts of a waiting write.
 pub(crate) const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
 /// State of a VM's blocked writes.
 #[derive(Debug, Default)]
 pub(crate) struct WriteWait {
-    /// Maximum time that work may wait, as set by the operator.
+    /// Maximum time that a write may wait: the operator's limit for work, but at most [`MAX_WAIT`].
     limit: Duration,
     /// Wait of the current write, if it waits.
     wait: Option<Wait>,
-    /// Number of the mover's scans when a write last gave up.
+    /// Counts of the mover's scans when a write last gave up.
     gave_up: Option<Looks>,
 }
 
@@ -33,8 +34,8 @@ impl WriteWait {
         Self { limit: limit.min(MAX_WAIT), ..Self::default() }
     }
 
-    /// Handles a write for which no memory is free. Returns true if the caller must retry the write after
-    /// [`RETRY_INTERVAL`], or false if the write is lost.
+    /// Starts or continues the wait of a write for which no memory is free. Returns true if the caller must retry the
+    /// write after [`RETRY_INTERVAL`], or false if the write is lost.
     pub(crate) fn waits(&mut self, state: &CardState, vm: TenantId) -> bool {
         let looks = state.vram().looks(vm);
         let rests =

@@ -89,7 +89,7 @@ pub mod exec {
     pub const DST_LINEAR: Field = Field::new(8, 8);
     /// Set to write the query after the copy.
     pub const QUERY: Field = Field::new(12, 12);
-    /// Set if the query writes only the counter (4 bytes), without a timestamp (16 bytes).
+    /// Set if the query writes only the counter (4 bytes) instead of 16 bytes with a timestamp.
     pub const QUERY_SHORT: Field = Field::new(13, 13);
 }
 

@@ -48,7 +48,7 @@ pub const BLOCK_THREADS: u32 = 0x250;
 /// Number of barriers per block.
 #[doc(alias = "BARRIER_ALLOC")]
 pub const BLOCK_BARRIERS: u32 = 0x254;
-/// Fails if the object is not of the compute class, which is impossible here.
+/// Checks that the object is of a compute class, which is always true for this class.
 pub const TEST_FOR_COMPUTE: u32 = 0x28c;
 /// Begins a grid.
 pub const BEGIN_GRID: u32 = 0x29c;
@@ -142,7 +142,7 @@ pub const CONSTANT_DATA_LAST: u32 = 0x23cc;
 /// Fields of [`CONSTANT_BIND`].
 pub mod bind {
     use super::Field;
-    /// Set if the bank has a buffer.
+    /// Set if a buffer is bound to the bank.
     pub const VALID: Field = Field::new(0, 0);
     /// Bank number.
     pub const BANK: Field = Field::new(12, 8);
@@ -166,9 +166,9 @@ pub mod semaphore {
     use super::Field;
     /// Operation. 0 is a release.
     pub const OPERATION: Field = Field::new(1, 0);
-    /// Release.
+    /// Value of [`OPERATION`] that releases the semaphore.
     pub const RELEASE: u32 = 0;
-    /// Skips the memory flush before the release. Has no effect here.
+    /// Skips the memory flush before the release. The software card ignores it.
     pub const FLUSH_DISABLE: Field = Field::new(2, 2);
     /// Applies the payload to memory as a reduction instead of storing it.
     pub const REDUCTION: Field = Field::new(3, 3);
@@ -176,7 +176,7 @@ pub mod semaphore {
     pub const AWAKEN: Field = Field::new(20, 20);
     /// Set if the semaphore is one dword instead of four.
     pub const ONE_WORD: Field = Field::new(28, 28);
-    /// Modelled bits.
+    /// Mask of the modelled bits.
     pub const MASK: u32 = OPERATION.mask() | FLUSH_DISABLE.mask() | AWAKEN.mask() | ONE_WORD.mask();
 }
 
@@ -200,7 +200,7 @@ pub mod limit {
     pub const SM_WARPS: u32 = 48;
     /// Maximum shared memory per block in bytes.
     pub const SHARED_BYTES: u32 = 0xc000;
-    /// Maximum local memory per thread in bytes, both parts combined.
+    /// Maximum local memory per thread in bytes, low and high parts combined.
     pub const LOCAL_BYTES: u32 = 512 << 10;
     /// Maximum number of barriers per block.
     pub const BARRIERS: u32 = 16;
@@ -248,7 +248,7 @@ pub mod warp_error {
     pub const DIVERGENT: u32 = 0x14;
 }
 
-/// Consecutive methods whose last data dword is kept as state.
+/// Consecutive methods that each keep their last data dword as state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateMethods {
     /// First method.
@@ -267,9 +267,9 @@ const fn row(first: u32, count: u32) -> StateMethods {
     StateMethods { first, count, mask: u32::MAX }
 }
 
-/// All methods whose data is kept as state, in ascending order. The methods that this module does not name do not
-/// affect the execution of grids: textures, surfaces, cache configuration, work distribution, spare and firmware
-/// methods, and performance counters.
+/// All methods whose data is kept as state, in ascending order. Methods without a name in this module do not affect the
+/// execution of grids. They configure textures, surfaces, caches, work distribution and performance counters, or are
+/// spare or firmware methods.
 pub const STATE: &[StateMethods] = &[
     row(INSTRUMENTATION_HEADER, 2),
     one(LOCAL_LOW_SIZE, 0xff_ffff),
@@ -351,7 +351,8 @@ pub const STATE_WORDS: usize = {
     words
 };
 
-/// Returns the index of the state dword that a method sets and its valid bits, or `None` for a method without state.
+/// Returns the index of the state dword that a method sets and the mask of its valid bits, or `None` for a method
+/// without state.
 #[must_use]
 pub const fn state_word(method: u32) -> Option<(usize, u32)> {
     let (mut index, mut words) = (0, 0);
@@ -369,8 +370,8 @@ pub const fn state_word(method: u32) -> Option<(usize, u32)> {
     None
 }
 
-/// Returns true if a method exists but has no effect here: waits, which the engine performs for every method, and cache
-/// and texture unit control.
+/// Returns true if a method exists but has no effect here. These methods wait for earlier work, as the engine does for
+/// every method, or control caches and texture units.
 #[must_use]
 pub const fn is_without_effect(method: u32) -> bool {
     matches!(

@@ -132,7 +132,7 @@ pub mod block_size {
     pub const HEIGHT: Field = Field::new(7, 4);
     /// Block width: log2 of the number of GOBs (64 bytes each). Must be 0.
     pub const WIDTH: Field = Field::new(3, 0);
-    /// Log2 of the maximum height and depth.
+    /// Maximum value of [`HEIGHT`] and [`DEPTH`].
     pub const LOG2_MAX: u32 = 5;
 }
 

@@ -33,7 +33,7 @@ regs! {
     mod ptherm @ 0x020000 .. 0x021000 {
         /// Sensor control.
         SENSOR_CTRL[4; 4] @ 0x020000 Rw {}
-        /// Interrupts.
+        /// Pending interrupts.
         INTR @ 0x020100 W1c {}
         /// Enabled interrupts.
         INTR_EN @ 0x020140 Rw {}
@@ -122,17 +122,17 @@ regs! {
         INTR_EN @ 0x10a018 Rw {}
         /// Interrupt routing.
         INTR_DISPATCH @ 0x10a01c Rw {}
-        /// Scratch.
+        /// Scratch registers.
         SCRATCH[2; 4] @ 0x10a040 Rw {}
         /// Enabled interfaces.
         ITFEN @ 0x10a048 Rw {}
         /// Idle state.
         IDLE_STATE @ 0x10a04c Ro {}
-        /// Start and halt.
+        /// Starts and halts the processor.
         CPU_CONTROL @ 0x10a100 Rw { 1:1 START; }
         /// Entry point.
         BOOT_VECTOR @ 0x10a104 Rw {}
-        /// Memory sizes.
+        /// Sizes of the code and data memory, in units of 256 bytes.
         HWCFG @ 0x10a108 Ro = 0x00081060 {}
         /// DMA control.
         DMA_CONTROL @ 0x10a10c Rw { 2:2 IMEM_SCRUBBING; 1:1 DMEM_SCRUBBING; }
@@ -146,7 +146,7 @@ regs! {
         IMEM_TAG[4; 16] @ 0x10a188 Rw {}
         /// Data upload address.
         DMEM_CONTROL[8; 8] @ 0x10a1c0 Rw { 25:25 READ_INCREMENT; 24:24 WRITE_INCREMENT; 15:0 ADDRESS; }
-        /// Data upload data.
+        /// Dword to upload to data memory.
         DMEM_DATA[8; 8] @ 0x10a1c4 Rw {}
         /// DMA instance and target dwords.
         DMA_TARGET[16; 4] @ 0x10a600 Rw {}
@@ -222,11 +222,11 @@ regs! {
         STATUS @ 0x6013d8 Rw {}
     }
 
-    /// Display.
+    /// Display engine.
     mod pdisp @ 0x610000 .. 0x620000 {
         /// Instance memory of the display.
         INSTANCE @ 0x610010 Rw {}
-        /// Interrupts.
+        /// Pending interrupts of the display.
         INTR[8; 4] @ 0x610020 Rw {}
         /// Capabilities of the card's display outputs.
         CAPS[128; 4] @ 0x610080 Rw {}

@@ -1,6 +1,6 @@
 //! Registers of PGRAPH, its two context-switching falcons, and the copy engines' falcons. PGRAPH's thousands of state
-//! registers have no names, and are listed in [`super::windows::STATE_RANGES`]. Sources: rnndb `graph/gf100_pgraph/`,
-//! `falcon.xml`; nouveau's `gr`, `ce` units.
+//! registers have no names here, and are covered by [`super::windows::STATE_RANGES`]. Sources: rnndb
+//! `graph/gf100_pgraph/`, `falcon.xml`; nouveau's `gr`, `ce` units.
 
 regs! {
     /// Copy engine 0's falcon.
@@ -38,11 +38,11 @@ regs! {
         METHOD[2; 4] @ 0x104068 Rw {}
         /// Unit number of the falcon.
         UNIT @ 0x104084 Rw {}
-        /// Start and halt.
+        /// Starts and halts the processor.
         CPU_CONTROL @ 0x104100 Rw { 1:1 START; }
         /// Entry point.
         BOOT_VECTOR @ 0x104104 Rw {}
-        /// Memory sizes.
+        /// Sizes of the code and data memory, in units of 256 bytes.
         HWCFG @ 0x104108 Ro = 0x00002020 { 17:9 DMEM_BLOCKS; 8:0 IMEM_BLOCKS; }
         /// DMA control.
         DMA_CONTROL @ 0x10410c Rw {}
@@ -58,7 +58,7 @@ regs! {
         IMEM_TAG @ 0x104188 Rw {}
         /// Data upload address.
         DMEM_CONTROL @ 0x1041c0 Rw {}
-        /// Data upload data.
+        /// Dword to upload to data memory.
         DMEM_DATA @ 0x1041c4 Rw {}
     }
 
@@ -97,11 +97,11 @@ regs! {
         METHOD[2; 4] @ 0x105068 Rw {}
         /// Unit number of the falcon.
         UNIT @ 0x105084 Rw {}
-        /// Start and halt.
+        /// Starts and halts the processor.
         CPU_CONTROL @ 0x105100 Rw { 1:1 START; }
         /// Entry point.
         BOOT_VECTOR @ 0x105104 Rw {}
-        /// Memory sizes.
+        /// Sizes of the code and data memory, in units of 256 bytes.
         HWCFG @ 0x105108 Ro = 0x00002020 { 17:9 DMEM_BLOCKS; 8:0 IMEM_BLOCKS; }
         /// DMA control.
         DMA_CONTROL @ 0x10510c Rw {}
@@ -117,7 +117,7 @@ regs! {
         IMEM_TAG @ 0x105188 Rw {}
         /// Data upload address.
         DMEM_CONTROL @ 0x1051c0 Rw {}
-        /// Data upload data.
+        /// Dword to upload to data memory.
         DMEM_DATA @ 0x1051c4 Rw {}
     }
 
@@ -145,7 +145,7 @@ regs! {
         CONTROL @ 0x400500 Rw { 16:16 FIFO_ACCESS; 0:0 METHODS; }
         /// Pending activity.
         ACTIVITY[4; 4] @ 0x400600 Ro {}
-        /// Status.
+        /// Busy flags.
         STATUS @ 0x400700 Ro { 2:2 ICMD_BUSY; 0:0 BUSY; }
         /// Subchannel and method that trapped.
         TRAPPED_ADDRESS @ 0x400704 Ro { 18:16 SUBCHANNEL; 13:2 METHOD; }
@@ -175,11 +175,11 @@ regs! {
         INTR @ 0x409008 Rw {}
         /// Interrupt dwords.
         INTR_MISC[4; 4] @ 0x409010 Rw {}
-        /// Start and halt.
+        /// Starts and halts the processor.
         CPU_CONTROL @ 0x409100 Rw { 1:1 START; }
         /// Entry point.
         BOOT_VECTOR @ 0x409104 Rw {}
-        /// Memory sizes.
+        /// Sizes of the code and data memory, in units of 256 bytes.
         HWCFG @ 0x409108 Ro = 0x00081060 { 17:9 DMEM_BLOCKS; 8:0 IMEM_BLOCKS; }
         /// DMA control.
         DMA_CONTROL @ 0x40910c Rw {}
@@ -193,15 +193,15 @@ regs! {
         IMEM_TAG @ 0x409188 Rw {}
         /// Data upload address.
         DMEM_CONTROL @ 0x4091c0 Rw { 25:25 READ_INCREMENT; 24:24 WRITE_INCREMENT; 15:0 ADDRESS; }
-        /// Data upload data.
+        /// Dword to upload to data memory.
         DMEM_DATA @ 0x4091c4 Rw {}
         /// Context switch request.
         CHANNEL_SWITCH @ 0x409400 Rw {}
-        /// Command data: an instance block.
+        /// Command data: the address of an instance block.
         COMMAND_DATA @ 0x409500 Rw { 31:31 VALID; 27:0 ADDRESS; }
         /// Command. A write executes it.
         COMMAND @ 0x409504 Wo {}
-        /// Number of GPCs and ROPs.
+        /// Numbers of GPCs and ROPs.
         UNITS @ 0x409604 Ro { 20:16 ROPS; 4:0 GPCS; }
         /// Reset lines of the GPCs' falcons.
         RESET_LINES @ 0x409614 Rw {}
@@ -212,9 +212,9 @@ regs! {
         MAILBOX_SET[8; 4] @ 0x409820 Wo {}
         /// Clears bits of the mailboxes.
         MAILBOX_CLEAR[8; 4] @ 0x409840 Wo {}
-        /// PGRAPH's current context.
+        /// Instance block of PGRAPH's current context.
         CURRENT @ 0x409b00 Rw { 31:31 VALID; 27:0 ADDRESS; }
-        /// Next context.
+        /// Instance block of PGRAPH's next context.
         NEXT @ 0x409b04 Rw { 31:31 VALID; 27:0 ADDRESS; }
         /// Firmware error dword.
         UCODE_INTR @ 0x409c18 W1c {}
@@ -224,11 +224,11 @@ regs! {
 
     /// GPCCS, the GPCs' context-switching falcons, accessed by broadcast. Unnamed registers are plain state.
     mod gpccs @ 0x41a000 .. 0x41b000 {
-        /// Start and halt.
+        /// Starts and halts the processor.
         CPU_CONTROL @ 0x41a100 Rw { 1:1 START; }
         /// Entry point.
         BOOT_VECTOR @ 0x41a104 Rw {}
-        /// Memory sizes.
+        /// Sizes of the code and data memory, in units of 256 bytes.
         HWCFG @ 0x41a108 Ro = 0x00041020 { 17:9 DMEM_BLOCKS; 8:0 IMEM_BLOCKS; }
         /// DMA control.
         DMA_CONTROL @ 0x41a10c Rw {}
@@ -242,7 +242,7 @@ regs! {
         IMEM_TAG @ 0x41a188 Rw {}
         /// Data upload address.
         DMEM_CONTROL @ 0x41a1c0 Rw { 25:25 READ_INCREMENT; 24:24 WRITE_INCREMENT; 15:0 ADDRESS; }
-        /// Data upload data.
+        /// Dword to upload to data memory.
         DMEM_DATA @ 0x41a1c4 Rw {}
     }
 
@@ -274,7 +274,7 @@ pub mod sm_trap {
     const UNITS: u32 = 0x50_0000;
     const GPC_BYTES: u32 = 0x8000;
     const TPC_BYTES: u32 = 0x800;
-    /// Offset of the first TPC within a GPC.
+    /// Byte offset of the first TPC's range within that of its GPC.
     const TPC_BASE: u32 = 0x4000;
     const GPC_TRAP: u32 = 0x2c90;
     const TPC_TRAP: u32 = 0x508;
@@ -290,7 +290,7 @@ pub mod sm_trap {
         UNITS + gpc * GPC_BYTES + GPC_TRAP
     }
 
-    /// Field with one bit per trapped TPC, from TPC 0.
+    /// Field with a bit for each TPC that trapped, starting with TPC 0.
     pub const TPC_MASK: Field = Field::new(23, 16);
 
     /// Returns the byte offset of a TPC's trap register.

@@ -42,7 +42,7 @@ regs! {
         INTR_EN @ 0x001140 Rw { 3:3 MMIO_TIMEOUT; 2:2 MMIO_RING_ERR; 1:1 MMIO_FAULT; }
         /// Hardware sequencer and debug bits written by drivers.
         DEBUG_1 @ 0x001084 Rw {}
-        /// Debug.
+        /// Debug bits.
         DEBUG_4 @ 0x001098 Rw {}
         /// Engine power gating of the bus.
         HWSQ_SLEEP @ 0x001304 Rw {}
@@ -77,7 +77,7 @@ regs! {
         SCHED_EN @ 0x002200 Rw { 0:0 ENABLE; }
         /// Mask of the present PBDMAs.
         PBDMA_PRESENT @ 0x002204 Rw {}
-        /// PBDMAs that must not serve each engine. A zero bit permits service.
+        /// For each engine, the mask of PBDMAs that must not serve it.
         ENGINE_PBDMA_MASK[6; 4] @ 0x002208 Rw {}
         /// Idle filter.
         IDLE_FILTER @ 0x002224 Rw {}

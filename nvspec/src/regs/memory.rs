@@ -41,7 +41,7 @@ regs! {
         MMU_DEBUG_CTRL @ 0x100cc4 Rw {}
     }
 
-    /// Straps.
+    /// Straps that configure the board.
     mod pstraps @ 0x101000 .. 0x101100 {
         /// Board straps: crystal and memory configuration.
         STRAPS @ 0x101000 Rw = 0x00400000 { 22:22 CRYSTAL_1; 6:6 CRYSTAL_0; 5:2 RAMCFG; }

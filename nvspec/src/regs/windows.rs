@@ -1,4 +1,4 @@
-//! BAR0 ranges that are memory, or large register areas that drivers only write.
+//! BAR0 ranges that are memory, or large areas of plain state registers.
 
 /// PRAMIN: a 1 MiB window into memory, whose base is set in `pbus::PRAMIN_WINDOW`.
 pub mod pramin {

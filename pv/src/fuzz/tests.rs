@@ -10,8 +10,8 @@ type Step = [u8; STEP_BYTES];
 
 const SEND: Step = [STEP_KINDS - 1; STEP_BYTES];
 
-/// Generates steps that are typical of a driver: tables 0 and 5 are directories, 1 and 2 are small-page tables, 3 and 4
-/// are large-page tables, and entries match the table type.
+/// Generates steps that are typical of a driver. Tables 0 and 5 are directories, 1 and 2 small-page tables, and 3 and 4
+/// large-page tables. Entries match the table type.
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let any_table = || 0u8..6;
     let directory = || prop_oneof![9 => prop_oneof![3 => Just(0u8), 1 => Just(5)], 1 => any_table()];

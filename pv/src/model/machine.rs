@@ -58,7 +58,7 @@ pub(crate) struct Machine {
     cut: Option<u8>,
     /// Known addresses of tables.
     places: BTreeMap<Nth, u64>,
-    /// Maximum number of tables so far.
+    /// Largest number of tables that have existed at the same time.
     most: usize,
     /// Contents of each table space page at the time of the last report.
     seen: BTreeMap<u64, Vec<u8>>,
@@ -220,7 +220,8 @@ impl Machine {
         let mut work = Begun::new(bytes.to_vec()).unwrap();
         while let Some(op) = work.current(self.features) {
             let done = op.and_then(|op| {
-                // Operations must be decoded as they were encoded, and none must be started after a rejected one.
+                // Operations must be decoded as they were encoded, and no operation may be started after a rejected
+                // one.
                 assert_eq!(&wire::encode(&op), begun.next().unwrap());
                 nth += 1;
                 execute(tables, op).map(|()| nth)
@@ -390,7 +391,7 @@ fn contents(table: &Table) -> Vec<u8> {
     table.entries.iter().flat_map(|entry| entry.to_le_bytes()).collect()
 }
 
-/// Executes an operation on tables. Other operations are not executed here.
+/// Executes an operation on tables. Accepts all other operations without executing them.
 fn execute(tables: &mut Tables, op: Op<'_>) -> Result<(), Status> {
     match op {
         Op::TableCreate { table, kind } => tables.create(table, kind),

@@ -16,7 +16,7 @@ pub(crate) struct Table {
     pub(crate) kind: u32,
     /// Entries, empty for a directory.
     pub(crate) entries: Vec<u64>,
-    /// Directory entries.
+    /// Nonempty entries of a directory, by index.
     pub(crate) names: BTreeMap<u32, Names>,
 }
 
@@ -60,7 +60,7 @@ impl Model {
         self.handles.get(&handle).map(|nth| self.live[nth].kind)
     }
 
-    /// Returns the status of an operation that requires a table of one of these types, or `None` if `handle` refers to
+    /// Returns the error of an operation that requires a table of one of these types, or `None` if `handle` refers to
     /// one.
     fn against(&self, handle: u32, kinds: &[u32]) -> Option<Status> {
         match self.kind(handle) {

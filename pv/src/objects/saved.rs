@@ -148,7 +148,7 @@ impl SavedTable {
         Self { kind, pages: contents.save() }
     }
 
-    /// Restores the table. It has no references yet.
+    /// Restores the table, without references.
     pub(super) fn restored(self) -> Result<Object, Invalid> {
         let Self { kind, pages } = self;
         let kind = match kind {

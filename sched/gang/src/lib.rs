@@ -7,8 +7,8 @@
 //! messages. Cards share no other state, so a failed or stopped card affects only its own gangs.
 //!
 //! Procedure:
-//! 1. A card with accounts that select a gang *offers* itself to the gang. In the meantime, the next tenant gets the
-//!    turn (`turns`).
+//! 1. A card whose accounts select a gang *offers* itself to the gang. In the meantime, the next tenant gets the turn
+//!    (`turns`).
 //! 2. When all cards of a gang have offered themselves, its home *gathers* them. Each card recalls the holder of its
 //!    turn, and is *ready* when the holder has returned the card or has overrun.
 //! 3. The gates open when all cards are ready. A gather that is rejected or lasts longer than [`GangConfig::gather_ns`]
@@ -318,7 +318,7 @@ impl GangTurns {
         self.members.values().find(|member| member.tenant == tenant)
     }
 
-    /// Returns the gang of a tenant.
+    /// Returns the gang that a tenant is a member of, if any.
     #[must_use]
     pub fn gang_of(&self, tenant: TenantId) -> Option<GangId> {
         self.members.iter().find(|(_, member)| member.tenant == tenant).map(|(&gang, _)| gang)
@@ -344,8 +344,8 @@ impl GangTurns {
         self.members.iter().filter(|(_, member)| member.home == home).map(|(&gang, _)| gang).collect()
     }
 
-    /// Asks one card, or all cards, to report to the homes on this card, for the gangs for which `concerned` returns
-    /// true.
+    /// Requests reports from one card, or from all cards, to the homes on this card, for the gangs selected by
+    /// `concerned`.
     fn greet(&mut self, concerned: impl Fn(GangId, &Home) -> bool, card: Option<CardId>) {
         let mut greetings = Vec::new();
         for (&gang, home) in self.homes.iter().filter(|(gang, home)| concerned(**gang, home)) {

@@ -390,7 +390,8 @@ impl GangTurns {
         }
     }
 
-    /// Reserves the next turn for the gang that is waiting for a younger gang to release the card.
+    /// Reserves the next turn for the gang that is waiting for a younger gang to release the card, or rejects that
+    /// gang.
     fn admit_contender(&mut self, now: Nanos) {
         let Some(gang) = self.find(Member::is_contending) else { return };
         let Some(tenant) = self.members.get(&gang).map(|member| member.tenant) else { return };
@@ -401,7 +402,7 @@ impl GangTurns {
         }
     }
 
-    /// Queues a gang on the card if its home requires this and the gang has no turn.
+    /// Makes a gang idle on this card, and then queues it if its home requires this and the gang is not paused.
     fn compete(&mut self, gang: GangId, now: Nanos) {
         let Some(member) = self.members.get_mut(&gang) else { return };
         (member.stage, member.contested) = (Stage::Idle, false);
@@ -434,7 +435,7 @@ impl GangTurns {
         }
     }
 
-    /// Abandons gathers with homes that do not respond, and stops waiting for work that does not end.
+    /// Abandons gathers whose homes do not respond, and stops waiting for work that does not end.
     pub(super) fn expire(&mut self, now: Nanos) {
         let late = |member: &Member| member.expires(&self.config).is_some_and(|at| at <= now);
         let gangs: Vec<GangId> = self.members.iter().filter(|(_, m)| late(m)).map(|(&gang, _)| gang).collect();

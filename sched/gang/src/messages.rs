@@ -13,7 +13,7 @@ pub struct GangId(pub u32);
 /// A message about one gang.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
-    /// Gang of the message.
+    /// Gang that the message is about.
     pub gang: GangId,
     /// Sender's Lamport clock.
     pub clock: u64,
@@ -24,7 +24,7 @@ pub struct Message {
 /// Content of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Body {
-    /// State of a card, sent to the home on each change and on request.
+    /// State of the gang on a card, sent to the home on each change and on request.
     Report {
         /// Number of the last gather, step, or release received.
         round: u64,
@@ -72,15 +72,15 @@ pub enum CardState {
 /// Command of a gang's home to a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Command {
-    /// Requests a report of the gang's state.
+    /// Report the gang's state.
     Report,
-    /// The gang has no work. It must not compete for a turn.
+    /// The gang must not compete for a turn, because it has no work, or one of its cards has not stopped in time.
     Rest,
-    /// The gang has work on one of its cards. It must compete for a turn.
+    /// The gang must compete for a turn, because it has work on one of its cards.
     Compete,
     /// Make the card available for the gang.
     Gather {
-        /// Lamport timestamp of the gang's request. A smaller value is older.
+        /// Lamport timestamp of the gang's request. A request with a smaller timestamp is older.
         age: u64,
     },
     /// Open the gate.

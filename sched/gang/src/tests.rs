@@ -17,11 +17,11 @@ const COARSE_STEP: u64 = 100_000;
 const QUICK_NS: u64 = 60_000;
 
 /// Minimum ratio of a tenant's actual share to its expected share. The expected share assumes mutual exclusion of all
-/// tenants that share a card with the tenant. In 500 random sets of tenants, the minimum is 0.75. A ratio of 0.72 was
-/// also observed.
+/// tenants that share a card with the tenant. In 500 random sets of tenants, the minimum was 0.75. Another set had a
+/// ratio of 0.72.
 const LEAST_PART: f64 = 0.6;
 
-/// Creates cards with the latency of a socket.
+/// Creates cards that exchange messages with the latency of a socket.
 fn quick(cards: u32, tenants: &[Tenant]) -> World {
     let mut world = World::new(cards, tenants, 1);
     world.transit_ns = (10_000, QUICK_NS);

@@ -25,14 +25,14 @@ pub(crate) struct SavedAccount {
     waits_max: u64,
 }
 
-/// Saved intervals with the time charged in them, by engine.
+/// Start of each saved interval, and the time charged in it for each engine, in ns.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedHistory(Vec<(Nanos, [u64; Engine::COUNT])>);
 
 impl Account {
     pub(crate) fn save(&self) -> SavedAccount {
         let Self { arrived, started, completed, dropped, killed, used, longest, waits } = self;
-        // The total is the sum of the buckets, so it is not saved.
+        // `count` is the sum of the buckets, so it is not saved.
         let Histogram { counts, count: _, sum, max } = waits;
         let held = (0u16..).zip(counts).filter(|(_, count)| **count > 0);
         SavedAccount {

@@ -1,14 +1,14 @@
-//! Accounts of a group's members, and the selection of members that must wait or that get the card alone.
+//! Accounts of a group's members, and the selection of members that must wait or that get the card to themselves.
 //!
 //! Work is measured as the time that it would take on an otherwise idle card, in ns. Concurrent kernels take longer,
 //! and the time in flight includes this delay. For example, two programs that always have work have the same time in
 //! flight, even if they make different progress. Instead, the length of a member's submissions is measured while the
-//! member has the card alone. If other members run at the same time, each reported submission counts with this length.
-//! The total work of a report is limited to its time in flight.
+//! member has the card to itself. If other members run at the same time, each reported submission counts as work of
+//! this length. The total work of a report is limited to its time in flight.
 //!
 //! Each charge is subtracted from the charged member's lag and divided among all competing members by their shares.
 //! Members that are ahead wait, as do members of worse latency classes (`GroupTurns::waiting`). An idle member keeps at
-//! most half of the lag for which others would wait. If it is ahead, it competes until it no longer is.
+//! most half of the lag for which others would wait. An idle member that is ahead competes until it no longer is.
 //!
 //! Lengths are not measured exactly, and members of equal weight do not progress at exactly the same speed. A part of
 //! each lag is therefore forgiven ([`FORGIVEN_PERMILLE`]). Otherwise, one of these members would soon have to wait
@@ -25,20 +25,21 @@ const CAP_WINDOW_NS: u64 = 30_000_000;
 const MEASURED_NS: u64 = 50_000_000;
 /// Minimum time in flight of a measurement that is completed by the end of a sample, in ns.
 const MIN_MEASURED_NS: u64 = 15_000_000;
-/// Number of reports after which a measurement is complete if their mean length equals that of the earlier ones. Most
+/// Number of reports, after the first one, with the same mean submission length that complete a measurement. Most
 /// programs then repeat the same work.
 const STEADY_REPORTS: u32 = 3;
-/// The same number for a measurement that differs from the previous one, because a phase of the program may be short.
+/// Like `STEADY_REPORTS`, for a measurement that differs from the previous one. More reports are needed, because a
+/// phase of the program may be short.
 const STEADY_DIFFERENT_REPORTS: u32 = 7;
 /// Maximum time in ns between two reports of a measurement.
 const MAX_REPORT_GAP_NS: u64 = 200_000_000;
-/// Maximum difference between two measurements of unsteady work whose mean is used, in permille.
+/// Maximum difference between two measurements of unsteady work that are averaged, in permille.
 const NEAR_PERMILLE: u64 = 150;
-/// Time in flight after which unsteady work is not measured again soon, in ns.
+/// Measured time in flight that suffices for unsteady work, in ns. With less, the work is measured again soon.
 const ENOUGH_NS: u64 = 140_000_000;
-/// Maximum time in flight that determines a length, in ns. The limit lets the length follow slow changes.
+/// Maximum time in flight over which a length is averaged, in ns. The limit lets the length follow slow changes.
 const MAX_TOTAL_NS: u64 = 400_000_000;
-/// Maximum difference between equal lengths, in permille.
+/// Maximum difference between lengths that are considered equal, in permille.
 const EQUAL_PERMILLE: u64 = 40;
 /// Minimum time between two samples if the second one is taken because the program's work has changed, in ns.
 const CHANGED_INTERVAL_NS: u64 = 1_000_000_000;
@@ -52,7 +53,7 @@ const COMPARED_LAUNCHES: u64 = 32;
 const MAX_LAGS: i64 = 10;
 /// Maximum lead of a member that is ahead, as a multiple of [`GroupConfig::lag_ns`].
 const MAX_LEADS: i64 = 40;
-/// Part of a member's share by which its lag shrinks, in permille.
+/// Part of each credited share by which the lag moves towards zero, in permille.
 const FORGIVEN_PERMILLE: u64 = 10;
 
 /// Accounts of one member.
@@ -63,19 +64,19 @@ pub(super) struct Balance {
     /// Last complete measurement for which the member had the card to itself: the time in flight in ns, and the number
     /// of submissions.
     alone: (u64, u64),
-    /// Time in flight and number of submissions of the measurement in progress.
+    /// Time in flight in ns, and number of submissions, of the measurement in progress.
     measuring: (u64, u64),
-    /// The same values for its last reports with the same mean length, and the number of these reports after the first
-    /// one.
+    /// The same values for the latest reports with the same mean length. `steady` is the number of these reports after
+    /// the first one.
     repeated: (u64, u64),
     steady: u32,
     /// True if the reports of the last complete measurement had the same mean length.
     is_steady: bool,
-    /// Start of the time without concurrent work in which the member has finished work that may have started earlier.
-    /// Later work started within this time.
+    /// Start of the period without concurrent work in which the member has already reported once. The first report may
+    /// include work from before the period, but later reports do not.
     clean_since: Option<Nanos>,
-    /// Time in flight and number of submissions while other members also had work, since the last comparison with
-    /// `usual`.
+    /// Time in flight in ns, and number of submissions, while other members also had work, since the last comparison
+    /// with `usual`.
     beside: (u64, u64),
     /// Mean time in flight of a submission while other members also had work, in ns, as first computed after the last
     /// measurement.
@@ -85,15 +86,15 @@ pub(super) struct Balance {
     /// True if a repeated measurement had the same result although the submissions did not match it. The submissions
     /// are then slower than usual because of other members' work.
     confirmed: bool,
-    /// Time until the next sample, as a multiple of [`GroupConfig::sample_interval_ns`].
+    /// Interval between samples, as a multiple of [`GroupConfig::sample_interval_ns`].
     interval: u64,
     /// Start of the last sample, or time of the last complete measurement.
     sampled: Option<Nanos>,
-    /// Time of the last sample that was taken because of a change.
+    /// Time of the last sample that was taken because the program's work had changed.
     corrected: Option<Nanos>,
     /// Time of the last report in a measurement.
     measured: Option<Nanos>,
-    /// Time of the last report.
+    /// Time of the last report, or of a later opening of the gate.
     reported: Nanos,
     /// Time at which the gate last opened.
     opened: Nanos,
@@ -143,8 +144,8 @@ impl Balance {
         self.lack
     }
 
-    /// Returns the work in a report, and measures the length of submissions if the member had the card to itself for
-    /// the whole time. `members` is the number of members with work in flight.
+    /// Returns the work in a report, in ns, and measures the length of submissions if the member had the card to itself
+    /// for the whole time. `members` is the number of members with work in flight.
     pub(super) fn work(
         &mut self,
         busy_ns: u64,
@@ -191,7 +192,7 @@ impl Balance {
         }
     }
 
-    /// Starts a measurement again.
+    /// Restarts the measurement.
     fn restart(&mut self) {
         (self.measuring, self.repeated, self.steady) = ((0, 0), (0, 0), 0);
     }
@@ -222,8 +223,8 @@ impl Balance {
         mean(self.alone)
     }
 
-    /// Compares the time in flight of submissions that ran concurrently with other members' work with the measurement
-    /// and the usual time.
+    /// Compares the time in flight of submissions that overlapped other members' work with the measurement and with the
+    /// usual time.
     fn compare(&mut self, busy_ns: u64, launches: u64, members: u64) {
         self.beside = (self.beside.0.saturating_add(busy_ns), self.beside.1.saturating_add(launches));
         if self.beside.1 < COMPARED_LAUNCHES {
@@ -232,7 +233,7 @@ impl Balance {
         let (ns, count) = std::mem::take(&mut self.beside);
         let (length, alone) = (ns / count, self.length());
         let usual = *self.usual.get_or_insert(length);
-        // Concurrent members slow each other down by at most their number, and never speed each other up.
+        // Concurrent members slow each other down by at most a factor of their number, and never speed each other up.
         let fits = length <= alone.saturating_mul(2 * members.max(1)) && length >= alone / 2;
         let changes = !fits && !self.confirmed || length >= usual.saturating_mul(2) || length <= usual / 2;
         if changes && !std::mem::replace(&mut self.changed, true) {
@@ -250,7 +251,7 @@ impl Balance {
     }
 
     /// Records the end of a sample. A sample that was too short is not repeated immediately. If the length is still
-    /// unknown but a part of it was measured, the sample continues soon.
+    /// unknown but has been partly measured, the sample soon continues.
     fn sample_ended(&mut self, since: Nanos, now: Nanos) {
         let has_part = self.measured.is_some_and(|at| at >= since);
         if has_part && self.measuring.0 >= MIN_MEASURED_NS {
@@ -285,7 +286,7 @@ impl Balance {
     }
 }
 
-/// Returns the maximum allowance that a cap accumulates, in ns.
+/// Returns the maximum allowance that accumulates under a cap, in ns.
 fn window(settings: &VgpuParams) -> i64 {
     signed(scale(CAP_WINDOW_NS, settings.cap_permille.into(), PERMILLE.into()))
 }
@@ -324,7 +325,7 @@ impl GroupTurns {
             .members_of(id)
             .filter(competes)
             .map(|(of, member)| {
-                // A guarantee is a fraction of the card's time, but the group has only a part of this time.
+                // A guarantee is a fraction of the card's time, but the group gets only part of this time.
                 let Claim { weight, least, .. } = Claim::from_params(&member.settings(), WHOLE_SHARE_PPM);
                 (of, Claim { weight, least: scale(least, WHOLE_SHARE_PPM, whole.max(1)), most: WHOLE_SHARE_PPM })
             })
@@ -343,7 +344,8 @@ impl GroupTurns {
         }
     }
 
-    /// Returns the share of the card's time that a group gets while it competes with all parties that have work.
+    /// Returns the share of the card's time, in ppm, that a group gets while it competes with all parties that have
+    /// work.
     fn part_of_card(&self, id: GroupId) -> u64 {
         let own = self.members.iter().filter(|(_, member)| member.joined.is_none()).map(|(&tenant, _)| tenant);
         let others = self.groups.keys().copied().filter(|other| *other != id).map(party);
@@ -353,8 +355,8 @@ impl GroupTurns {
         crate::shares(&all).first().copied().unwrap_or(WHOLE_SHARE_PPM)
     }
 
-    /// Returns the largest lag of a group's members with work. If `now` is given, excludes members that stall at this
-    /// time.
+    /// Returns the largest lag, in ns, among a group's members with work. If `now` is given, excludes members that
+    /// stall at this time.
     pub(super) fn most_behind(&self, id: GroupId, now: Option<Nanos>) -> Option<i64> {
         let holds =
             |(tenant, member): &(TenantId, &Member)| self.contends(*tenant, member) && !self.stalls(member, now);
@@ -365,13 +367,14 @@ impl GroupTurns {
         member.has_work() && self.is_free(tenant, member)
     }
 
-    /// Returns true if a member could work, but has completed no work for some time. Other members do not wait for it.
+    /// Returns true if a member's gate is not closed, but the member has completed no work for
+    /// [`GroupConfig::stall_ns`]. Other members do not wait for it.
     fn stalls(&self, member: &Member, now: Option<Nanos>) -> bool {
         let lasted = now.map_or(0, |now| now.since(member.progressed));
         member.gate != Gate::Closed && lasted >= self.config.stall_ns
     }
 
-    /// Limits the claim of an idle member that has work again.
+    /// Limits the lag of an idle member that has work again.
     pub(super) fn returns(&mut self, tenant: TenantId, now: Nanos) {
         let Some(id) = self.members.get(&tenant).and_then(|member| member.joined) else { return };
         let most = self.most_behind(id, Some(now)).unwrap_or(0) + signed(self.config.lag_ns) / 2;
@@ -380,8 +383,8 @@ impl GroupTurns {
         }
     }
 
-    /// Returns the members that must wait. These are members that are ahead of another member, and members of a worse
-    /// latency class than a member with a lag that is at least as large.
+    /// Returns the members that must wait. A member waits if it is ahead of another member, or if a member of a better
+    /// latency class has at least the same lag.
     pub(super) fn waiting(&self, id: GroupId, now: Nanos) -> Vec<TenantId> {
         let Some(behind) = self.most_behind(id, Some(now)) else { return Vec::new() };
         let contenders: Vec<(TenantId, &Member)> =
@@ -401,7 +404,7 @@ impl GroupTurns {
         let before = group.sample;
         let contenders: Vec<(TenantId, &Member)> =
             self.members_of(id).filter(|(tenant, member)| self.contends(*tenant, member)).collect();
-        // A sample continues until the other members notice that their work has ended and pause.
+        // Allow the other members some time to notice that their work has ended, and to close their gates.
         let continues = |sample: &Sample| {
             let lasted = now.since(sample.since);
             let member = self.members_of(id).find(|(tenant, _)| *tenant == sample.tenant).map(|(_, member)| member);
@@ -431,7 +434,7 @@ impl GroupTurns {
         self.members_of(id).all(|(of, member)| of == tenant || member.gate == Gate::Closed)
     }
 
-    /// Returns the member with submissions that must be measured first.
+    /// Returns a sample of the member that must be measured first, or `None` if no measurement is due.
     fn next_sample(&self, contenders: &[(TenantId, &Member)], before: Option<Sample>, now: Nanos) -> Option<Sample> {
         let due = contenders.iter().filter(|(_, member)| member.balance.is_sample_due(&self.config, now));
         let new = due.filter(|(tenant, _)| before.is_none_or(|sample| sample.tenant != *tenant));

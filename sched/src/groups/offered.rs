@@ -1,10 +1,10 @@
-//! Offers and reservations of turns for tenants with several cards, which are not in a group.
+//! Offers and reservations of turns for tenants with several cards. Such a tenant is not in a group.
 
 use super::{GroupTurns, Nanos, TenantId};
 
 impl GroupTurns {
-    /// Determines whether a tenant's turns are offered. See [`super::Turns::set_offered`]. Returns false if the tenant
-    /// is unknown or in a group.
+    /// Sets whether a tenant's turns are offered. See [`super::Turns::set_offered`]. Returns false if the tenant is
+    /// unknown or in a group.
     pub fn set_offered(&mut self, tenant: TenantId, offered: bool) -> bool {
         let is_single = self.members.get(&tenant).is_some_and(|member| member.group.is_none());
         if is_single {

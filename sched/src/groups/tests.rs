@@ -1,4 +1,4 @@
-//! Tests groups on a simulated card that does more work per time if programs run concurrently.
+//! Tests groups on a simulated card that does more work per unit of time when programs run concurrently.
 
 use super::*;
 use crate::turns::scheduler_defaults;
@@ -101,7 +101,7 @@ impl Card {
     fn report(&mut self, tenant: TenantId) {
         let Some(runner) = self.runners.get_mut(&tenant) else { return };
         let launches = runner.unreported / runner.program.length;
-        // A submission's time in flight is reported after it has ended.
+        // A submission's time in flight is reported after the submission has ended.
         let ended = launches * runner.program.length;
         let busy = (runner.busy * ended).checked_div(runner.unreported).unwrap_or(0);
         (runner.unreported, runner.busy) = (runner.unreported - ended, runner.busy - busy);
@@ -242,7 +242,7 @@ const PREPARES: Program = Program { length: MS / 50, ..FLOOD };
 const WORKS: Program = Program { length: 3 * MS / 2, ..FLOOD };
 
 impl Card {
-    /// Returns the first member's share of the work in the next `ns`.
+    /// Runs the card for `ns` ns, and returns the first member's share of the work done.
     fn part_from_now(&mut self, ns: u64) -> f64 {
         let before = [self.done(1), self.done(2)];
         self.run(ns);
@@ -315,7 +315,7 @@ fn group_takes_turns_with_sum_of_its_weights() {
     card.add(2, VgpuParams::weight(200), together(), FLOOD);
     card.add(3, VgpuParams::weight(100), None, FLOOD);
     card.run(4_000 * MS);
-    // A tenant that runs alone works all the time.
+    // Tenant 3 runs alone, so its work equals its time on the card.
     let alone = card.done(3) / card.used as f64;
     assert!((alone - 0.25).abs() < 0.02, "{alone}");
     let first = part(&card, 1, &[1, 2]);
@@ -336,7 +336,7 @@ fn only_parties_of_one_program_get_long_slices() {
         card.run(4_000 * MS);
         card.turns.switches()
     };
-    // Slices have 15 ms, and 30 ms if two programs always have queued work.
+    // Slices last 15 ms, or 30 ms if two programs always have queued work.
     let (single, double) = (turns_in_4_s(1), turns_in_4_s(2));
     assert!((120..=150).contains(&single), "{single} turns of single programs");
     assert!((230..=280).contains(&double), "{double} turns of groups of two");

@@ -1,4 +1,4 @@
-//! Trials, which compare the number of submissions of a group's members in each of its two modes.
+//! Trials, which compare the numbers of submissions that a group's members make in its two modes.
 //!
 //! A trial counts submissions in the current mode, and then in the other mode. The trial ignores the first quarter of
 //! each part, during which gates open and close. It then keeps the mode favoured by the geometric mean of the count
@@ -9,10 +9,10 @@ use super::{GroupConfig, Sharing};
 use crate::{Nanos, TenantId};
 use std::collections::BTreeMap;
 
-/// Denominator of the fraction at the start of each part of a trial that is not counted.
+/// The first `1 / UNCOUNTED_FRACTION` of each part of a trial is not counted.
 const UNCOUNTED_FRACTION: u64 = 4;
 
-/// Number of submissions by member in one part of a trial.
+/// Number of submissions by each member in one part of a trial.
 type Counts = BTreeMap<TenantId, u64>;
 
 #[derive(Debug)]

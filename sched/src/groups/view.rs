@@ -1,4 +1,4 @@
-//! Queries of turns with groups.
+//! Queries of [`GroupTurns`].
 
 use super::{Account, Engine, MemoryMove, VgpuParams};
 use super::{Gate, GroupTurns, Membership, Nanos, Scheduler, TenantId, party};
@@ -12,7 +12,7 @@ impl GroupTurns {
         self.turns.scheduler()
     }
 
-    /// Returns the number of turns granted to parties so far.
+    /// Returns the number of turns granted to parties.
     #[must_use]
     pub fn switches(&self) -> u64 {
         self.turns.switches()
@@ -81,7 +81,7 @@ impl GroupTurns {
         })
     }
 
-    /// Returns true if a tenant has the card and may open further gates. It may not open any if it was asked to return
+    /// Returns true if a tenant has the card and may open further gates. It must not open any if it was asked to return
     /// the card, either immediately or when its program waits.
     #[must_use]
     pub fn continues(&self, tenant: TenantId) -> bool {
@@ -101,7 +101,7 @@ impl GroupTurns {
         })
     }
 
-    /// Returns the time for which a tenant's turn has overrun in ns, or 0 if it does not overrun.
+    /// Returns the time in ns by which a tenant's turn has overrun, or 0 if it does not overrun.
     #[must_use]
     pub fn overrun_ns(&self, tenant: TenantId, now: Nanos) -> u64 {
         let joined = self.members.get(&tenant).and_then(|member| member.joined);
@@ -117,8 +117,8 @@ impl GroupTurns {
         })
     }
 
-    /// Returns true if a tenant should reduce its work in flight, because it is ahead of another member by half the
-    /// difference for which it must wait.
+    /// Returns true if a tenant should reduce its work in flight, because it is ahead of another member by at least
+    /// half the difference at which it must wait.
     #[must_use]
     pub fn is_ahead(&self, tenant: TenantId) -> bool {
         self.members.get(&tenant).is_some_and(|member| {
@@ -127,7 +127,7 @@ impl GroupTurns {
         })
     }
 
-    /// Returns true if a tenant takes turns with its group.
+    /// Returns true if a tenant shares the turns of its group.
     #[must_use]
     pub fn is_joined(&self, tenant: TenantId) -> bool {
         self.members.get(&tenant).is_some_and(|member| member.joined.is_some())

@@ -3,8 +3,8 @@
 //!
 //! When a submission ends, its vGPU is moved to the end of the order if its budget is overdrawn *and* it has used more
 //! than its bandwidth. The first vGPU with work runs next. However, if this vGPU is above its bandwidth and is not the
-//! one that ran last, the policy first waits briefly for work of vGPUs below their bandwidth, and runs the first of
-//! these that submits.
+//! one that ran last, the policy first waits briefly for work of vGPUs below their bandwidth, and runs the first one
+//! that submits.
 //!
 //! The published policy measures bandwidth only within a period. With `correct`, the bandwidth is measured by [`Lags`]
 //! instead. Overuse caused by non-preemptible work is then repaid later, and an idle vGPU's share is assigned to vGPUs
@@ -36,7 +36,7 @@ struct Wait {
     came: Option<TenantId>,
 }
 
-/// The vGPU with the submission that ended last. Cleared when another vGPU starts.
+/// The vGPU whose submission ended last. Cleared when another vGPU's work starts.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Last {
     vgpu: TenantId,
@@ -62,7 +62,7 @@ impl Period {
         period
     }
 
-    /// From now on, divides the time among the given vGPUs by their shares.
+    /// Makes the given vGPUs the competitors, and computes their shares.
     fn divide(&mut self, competing: impl IntoIterator<Item = TenantId>, view: &View<'_>) {
         let params = |vgpu: TenantId| Some((vgpu, view.members.get(&vgpu)?.params));
         let (competing, params): (Vec<_>, Vec<_>) = competing.into_iter().filter_map(params).unzip();
@@ -151,8 +151,8 @@ impl Band {
         }
     }
 
-    /// Returns the next vGPU if the engine does not wait. With `ahead`, assumes that the given vGPU has used this
-    /// additional time.
+    /// Returns the next vGPU if the engine does not wait. `ahead` is a vGPU, and the additional time in ns that it is
+    /// assumed to have used.
     fn first(&self, view: &View<'_>, ahead: Option<(TenantId, u64)>) -> Option<TenantId> {
         if !view.config.band.correct {
             let first = self.budgets.ready(view).next()?;
@@ -280,7 +280,8 @@ impl Policy for Band {
             self.wait = None;
             return if view.is_ready(wait.next) { Some(wait.next) } else { self.first(view, None) };
         }
-        // Wait at most once after each end. Work that arrives later while the engine is idle starts immediately.
+        // Wait at most once after the end of each submission. Work that arrives later while the engine is idle starts
+        // immediately.
         let ended = self.last.as_mut().and_then(|last| std::mem::take(&mut last.undecided).then_some(last.vgpu));
         let next = self.first(view, None)?;
         if ended.is_some_and(|last| self.waits(last, next, view)) {

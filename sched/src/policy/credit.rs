@@ -48,7 +48,7 @@ struct Competitor {
     used: i64,
 }
 
-/// Budgets of vGPUs and the order of vGPUs. Also used by BAND.
+/// Budgets and order of the vGPUs. Also used by BAND.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Budgets {
     budgets: BTreeMap<TenantId, Budget>,
@@ -85,8 +85,8 @@ impl Budgets {
     /// Fills the budgets if a period has passed. Returns the vGPUs that compete from now on, or `None` if no period has
     /// passed.
     ///
-    /// By their shares, the competitors' budgets are scaled to a total of one period, so that one vGPU's overdraft is
-    /// credit for the others.
+    /// Adds time to the competitors' budgets in proportion to their shares, up to a total of one period. One vGPU's
+    /// overdraft is therefore credit for the others.
     pub(super) fn fill(&mut self, view: &View<'_>) -> Option<Vec<TenantId>> {
         let period = view.config.band.period_ns;
         let passed = view.now.since(self.filled) / period * period;
@@ -118,7 +118,7 @@ impl Budgets {
             let used = self.budgets.get(vgpu).is_some_and(|budget| budget.used > 0);
             used || member.active(view.now, view.config.band.wait_ns)
         };
-        // A vGPU that is in debt although it has work does not reduce another vGPU's credit.
+        // A lone competitor loses its whole surplus, because no other vGPU needed the engine.
         let alone = view.members.iter().filter(|(vgpu, member)| wants(vgpu, member)).count() == 1;
         let spare = if alone { i64::MAX } else { signed(self.spare) };
         self.spare = 0;

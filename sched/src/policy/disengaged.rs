@@ -21,9 +21,9 @@ use std::collections::BTreeMap;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Phase {
-    /// Work of all vGPUs runs.
+    /// Work starts when it arrives, except that of throttled vGPUs.
     Free {
-        /// Time at which the phase ends if a vGPU has work.
+        /// Time at which the phase ends if several vGPUs compete, or starts again otherwise.
         until: Nanos,
     },
     /// No work starts until the card has drained, so that long submissions do not extend into the next interval. This
@@ -45,14 +45,14 @@ struct Use {
     length: u64,
     /// Sum of the measurements in this engaged interval, in ns.
     sum: u64,
-    /// Number of these measurements.
+    /// Number of measurements in `sum`.
     count: u64,
     /// Number of submissions started in the free interval.
     started: u64,
     /// Engine time of the submissions that ended in the free interval, in ns.
     charged: u64,
     throttled: bool,
-    /// Number of the vGPU's slice in the engaged interval. The vGPU with the lowest number runs next.
+    /// Sequence number of the vGPU's last slice in an engaged interval. The vGPU with the lowest number runs next.
     turn: u64,
 }
 
@@ -97,7 +97,7 @@ impl Disengaged {
         }
     }
 
-    /// Starts a free interval.
+    /// Charges the use of the previous intervals, and starts a free interval.
     fn release(&mut self, view: &View<'_>) {
         self.charge_round(view);
         self.phase = Phase::Free { until: view.now.after(view.config.disengaged.free_ns) };
@@ -109,8 +109,7 @@ impl Disengaged {
         let cycle = params.engaged_ns.saturating_add(params.free_ns);
         for (vgpu, of) in &mut self.uses {
             of.length = of.sum.checked_div(of.count).unwrap_or(of.length);
-            // Use the actual durations if submissions that were short when they were measured were long in the free
-            // interval.
+            // Use the actual durations if the submissions in the free interval were longer than the measured ones.
             let free = of.started.saturating_mul(of.length).max(of.charged);
             self.lags.charge(*vgpu, of.sum.saturating_add(free), cycle, cycle, view);
             *of = Use { length: of.length, turn: of.turn, ..Use::default() };

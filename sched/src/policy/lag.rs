@@ -89,8 +89,8 @@ impl Lags {
             rest -= entitled;
             self.change(*id, |beyond| beyond.saturating_sub(entitled));
         }
-        // Shares do not add up to the whole because of rounding and caps. Credit the remainder to no vGPU, so that the
-        // sum of lags does not change.
+        // Shares do not add up to the whole because of rounding and caps. Do not charge the remainder to any vGPU, so
+        // that the sum of lags does not change.
         self.change(vgpu, |beyond| beyond.saturating_add(used_signed).saturating_sub(rest));
     }
 

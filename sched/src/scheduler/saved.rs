@@ -1,4 +1,4 @@
-//! Saved form of a scheduler, which is the form used in a record plus the accounts.
+//! Saved form of a scheduler: the form used in records, the accounts, and the copy engine shares.
 
 use super::{Quarantine, Scheduler, Vgpu, lane_count};
 use crate::account::{Account, History, SavedAccount, SavedHistory};
@@ -20,7 +20,7 @@ pub struct SavedScheduler {
     scheduler: Scheduler,
     /// Accounts by engine and recent use of each vGPU, sorted by vGPU number.
     accounts: Vec<(TenantId, [SavedAccount; Engine::COUNT], SavedHistory)>,
-    /// Copy engine shares of the vGPUs with separate ones, sorted by vGPU number.
+    /// Copy engine shares of the vGPUs that have separate ones, sorted by vGPU number.
     copies: Vec<(TenantId, CopyShare)>,
 }
 
@@ -38,7 +38,7 @@ impl Scheduler {
         let copies = copies.filter(|(_, share)| !share.is_silent()).collect();
         let accounts = accounts.collect();
         let mut scheduler = self.clone();
-        // The card's next owner decides again which vGPUs compete with other settings.
+        // The card's next owner sets the competing settings again.
         for vgpu in self.vgpus() {
             if self.competing(vgpu).is_some() {
                 scheduler.compete(vgpu, None);
@@ -47,7 +47,7 @@ impl Scheduler {
         SavedScheduler { scheduler, accounts, copies }
     }
 
-    /// Restores the scheduler at time `now` of the feeder's clock.
+    /// Restores the scheduler at time `now` on the feeder's clock.
     ///
     /// # Errors
     /// Returns an error if the saved state is invalid, or if it was saved after `now`.

@@ -8,7 +8,7 @@ use crate::{Engine, Histogram, Scheduler};
 pub struct Outcome {
     /// Scheduler at the end of the run, with its accounts.
     pub scheduler: Scheduler,
-    /// Times from a doorbell to the start of the work, by VM.
+    /// Times from a doorbell to the start of its work, in ns, for each VM.
     pub waits: Vec<Histogram>,
     /// Number of completed rounds of each VM's streams.
     pub rounds: Vec<u64>,
@@ -44,7 +44,7 @@ impl Outcome {
         self.uses.used(vm, engine, from, until)
     }
 
-    /// Returns each VM's use of an engine between `from` and `until`, in ns.
+    /// Returns each VM's fraction of the total use of an engine between the times `from` and `until`.
     #[must_use]
     pub fn shares(&self, engine: Engine, from: u64, until: u64) -> Vec<f64> {
         self.uses.shares(engine, from, until)
@@ -55,7 +55,7 @@ impl Outcome {
         self.uses.windows(engine, window, from, until)
     }
 
-    /// Returns the deviation of the shares in these windows from `wanted`, which contains one share per VM.
+    /// Compares the shares in consecutive windows after `from` with `wanted`, which contains one share per VM.
     #[must_use]
     pub fn share_error(&self, engine: Engine, window: u64, from: u64, wanted: &[f64]) -> ShareError {
         self.uses.share_error(engine, window, from, self.length, wanted)

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000 * MS;
-/// Time from the end of a guest's submission to its next doorbell.
+/// Time from the end of a submission to the guest's next doorbell, in ns.
 const THINK: Length = Length::Uniform(20_000, 60_000);
 /// Length of a kernel of the papers' `madd`, in ns.
 const MADD: u64 = MS / 2;
@@ -31,7 +31,7 @@ fn simulate(config: Config, seconds: u64, guests: Vec<Guest>) -> Outcome {
     run(&Scenario::new(config, seconds * SECOND, guests), 7).unwrap()
 }
 
-/// Returns each VM's share of the engine's time, without the first second.
+/// Returns each VM's share of the use of the compute engine, excluding the first second.
 fn shares(outcome: &Outcome) -> Vec<f64> {
     outcome.shares(Engine::Compute, SECOND, u64::MAX)
 }
@@ -227,7 +227,7 @@ fn record_under_other_policy_keeps_work_and_changes_order() {
             assert!(other.used.abs_diff(one.used) < one.used / 50, "{policy:?}: {} {}", other.used, one.used);
         }
     }
-    // A guest with short kernels waits less if it does not wait for long kernels.
+    // The guest with short kernels waits less with BAND than with FIFO.
     let band = trace.under(Config::default()).unwrap();
     assert!(used(&band, 0).waits.mean() < used(&recorded, 0).waits.mean());
 }
@@ -302,8 +302,8 @@ fn an_hour_of_sixteen_idle_vms_costs_nothing() {
     assert_eq!((outcome.events, outcome.ticks), (16, 0));
 }
 
-/// Returns a guest that always has work queued, with a driver that sends a short submission after each kernel, like
-/// nouveau.
+/// Returns a guest that always has work queued and whose driver, like nouveau's, sends a short submission after each
+/// kernel.
 fn fenced(length: u64) -> Guest {
     let step = |length| Step { engine: Engine::Compute, length: Length::Fixed(length) };
     Guest::new(Stream {

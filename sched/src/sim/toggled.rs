@@ -1,5 +1,5 @@
-//! Tests a vGPU with a guest that disables and enables its channel while work is on the card. Another vGPU always has
-//! work. The test generates the events that a card manager would send for a non-preemptive engine.
+//! Tests a vGPU whose guest disables and enables its channel while work is on the card. Another vGPU always has work.
+//! The test generates the events that a card manager would send for a non-preemptive engine.
 
 use crate::{Channel, Config, Decision, Engine, Event, Nanos, PolicyKind, Scheduler, TenantId, Ticket, VgpuParams};
 use std::collections::{BTreeMap, VecDeque};
@@ -10,12 +10,12 @@ const NEIGHBOUR_KERNEL_NS: u64 = 9_900_000;
 const OTHER_KERNEL_NS: u64 = 50_000_000;
 /// Time between two toggles in each case, in ns.
 const TOGGLES: [u64; 5] = [200_000, 600_000, 3_000_000, 11_000_000, 31_000_000];
-/// Delay from an end to its observation, in ns.
+/// Delay from the end of a submission to its observation, in ns.
 const COMPLETION_DELAY_NS: u64 = 100_000;
 /// Simulated time, in ns.
 const SIMULATED_NS: u64 = 30_000_000_000;
-/// Time at the start for which the other vGPU is the engine's only user, in ns. After this time, it has more work in
-/// flight.
+/// Initial time for which the toggled vGPU has the engine to itself, in ns. It then has more work in flight when the
+/// other vGPU starts.
 const SOLO_NS: u64 = 300_000_000;
 /// Number of submissions that each vGPU keeps queued.
 const QUEUE_DEPTH: u64 = 16;

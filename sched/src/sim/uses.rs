@@ -20,7 +20,7 @@ pub struct Uses {
 
 impl Uses {
     /// Creates an empty record for `vms` VMs. The record covers `length` ns in intervals of `interval` ns, which must
-    /// be positive. Windows are multiples of an interval.
+    /// be positive. The length of a window must be a multiple of `interval`.
     #[must_use]
     pub fn new(vms: usize, interval: u64, length: u64) -> Self {
         let count = usize::try_from(length.div_ceil(interval)).unwrap_or(0);
@@ -37,7 +37,7 @@ impl Uses {
         }
     }
 
-    /// Adds `used` ns to the interval that contains the time `at`, in ns. Ignored if no such interval exists.
+    /// Adds `used` ns to the interval that contains the time `at`, in ns. Ignores times after the last interval.
     pub fn add_at(&mut self, vm: usize, engine: Engine, at: u64, used: u64) {
         let of = self.of.get_mut(vm).map(|of| &mut of[engine.index()]);
         let index = usize::try_from(at / self.interval).unwrap_or(usize::MAX);
@@ -55,7 +55,7 @@ impl Uses {
         intervals.iter().take(end).skip(first).sum()
     }
 
-    /// Returns each VM's use of an engine between `from` and `until`, in ns.
+    /// Returns each VM's fraction of the total use of an engine between the times `from` and `until`.
     #[must_use]
     pub fn shares(&self, engine: Engine, from: u64, until: u64) -> Vec<f64> {
         let used: Vec<u64> = (0..self.of.len()).map(|vm| self.used(vm, engine, from, until)).collect();
@@ -69,7 +69,8 @@ impl Uses {
         ends.map(move |end| self.shares(engine, end - window, end))
     }
 
-    /// Returns the deviation of the shares in these windows from `wanted`, which contains one share per VM.
+    /// Compares the shares in consecutive windows between `from` and `until` with `wanted`, which contains one share
+    /// per VM.
     #[must_use]
     pub fn share_error(&self, engine: Engine, window: u64, from: u64, until: u64, wanted: &[f64]) -> ShareError {
         let mut sums = vec![0.0; wanted.len()];

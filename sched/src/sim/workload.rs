@@ -48,8 +48,8 @@ pub struct Pulse {
     pub off: u64,
 }
 
-/// Activity of one of a guest's channels, which repeats a round of steps. After each step, the guest waits for its end,
-/// and then for the think time.
+/// Activity of one of a guest's channels, which repeats a round of steps. After each step, the guest waits for the end
+/// of the step, and then for the think time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stream {
     /// Steps of a round.
@@ -67,7 +67,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Returns a stream that runs one kernel repeatedly, and restarts it after each end.
+    /// Returns a stream that runs one kernel repeatedly, and waits for `think` after each end.
     #[must_use]
     pub fn looping(length: Length, think: Length) -> Self {
         let steps = vec![Step { engine: Engine::Compute, length }];
@@ -95,7 +95,7 @@ pub struct Guest {
     pub params: VgpuParams,
     /// Activity of the guest's channels.
     pub streams: Vec<Stream>,
-    /// Time by which the guest forges its end times to be earlier, in ns.
+    /// Time by which the guest backdates its forged end times, in ns.
     pub lie: u64,
     /// Time at which the guest's VMM dies.
     pub gone: Option<Nanos>,
@@ -121,7 +121,7 @@ impl Guest {
 pub struct Card {
     /// Delay from a decision until the card receives the work.
     pub submit: Length,
-    /// Delay from an end on the card until the scheduler and the guest observe it.
+    /// Delay from the end of a submission on the card until the scheduler and the guest observe it.
     pub interrupt: Length,
     /// Additional duration of a copy that starts while the compute engine is busy, in permille.
     pub copy_slowdown_permille: u32,
@@ -137,7 +137,7 @@ impl Default for Card {
     }
 }
 
-/// An operator's action.
+/// A change of settings by the operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Change {
@@ -150,15 +150,15 @@ pub enum Change {
 /// Description of a simulation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Scenario {
-    /// VMs. Their vGPUs are numbered from 0.
+    /// VMs, whose vGPUs are numbered from 0.
     pub guests: Vec<Guest>,
     /// Simulated time, in ns.
     pub length: u64,
-    /// Delays.
+    /// Delays in the card and the host.
     pub card: Card,
     /// Initial settings of the scheduler.
     pub config: Config,
-    /// Operator's changes and their times.
+    /// The operator's changes, with their times.
     pub changes: Vec<(Nanos, Change)>,
 }
 

@@ -22,9 +22,9 @@ enum Happening {
     Doorbell(Round),
     /// The card has received a submission.
     Given(Ticket),
-    /// An engine has completed a submission. Ignored if it is no longer running.
+    /// An engine has completed a submission. Ignored if the submission is no longer running.
     Done(Engine, Ticket),
-    /// The scheduler observes an end that occurred at the given time.
+    /// The scheduler observes that a submission ended at the given time.
     Seen(Ticket, Nanos),
     /// A killed channel has been removed from the card.
     Killed(TenantId, Channel, Engine),
@@ -65,7 +65,7 @@ struct World<'a> {
     engines: [VecDeque<Ticket>; Engine::COUNT],
     wakeup: (u64, Option<Nanos>),
     dead: Vec<bool>,
-    /// Streams with a killed channel, by guest and stream. The guest does not open a new channel.
+    /// True for each stream whose channel was killed, by guest and stream. The guest does not open a new channel.
     closed: Vec<Vec<bool>>,
     outcome: Tally,
 }
@@ -270,7 +270,7 @@ impl World<'_> {
         self.work(engine);
     }
 
-    /// Adds the engine time of a running submission to its VM's use.
+    /// Adds the engine time of a running submission to its VM's use and to the engine's busy time.
     fn count(&mut self, ticket: Ticket) {
         let Some((submission, began)) = self.submissions.get(&ticket).and_then(|s| Some((s, s.began?))) else { return };
         let engine = submission.engine;

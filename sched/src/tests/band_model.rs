@@ -1,6 +1,6 @@
 //! A second implementation of BAND as published. It follows Gdev's figure 2 line by line, divides GPUvm's budgets among
-//! the competitors, and calculates with simple fractions. The policy must make the same decisions as this model for
-//! each event.
+//! the competitors, and uses plain integer arithmetic. The policy must make the same decisions as this model for each
+//! event.
 
 use super::harness::Harness;
 use crate::{BandParams, Config, Decision, Engine, Event, Nanos, Pipeline, TenantId, VgpuParams};
@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 const PERIOD_NS: i128 = 30_000_000;
 const WAIT_NS: u64 = 500_000;
-/// Bandwidth of 100 %.
+/// Bandwidth of 100 %, in parts per million.
 const WHOLE_SHARE_PPM: i128 = 1_000_000;
 
 struct VirtualGpu {
@@ -17,7 +17,7 @@ struct VirtualGpu {
     weight: i128,
     bgt: i128,
     used: i128,
-    /// Total amount debited from the virtual GPU's budget in this period.
+    /// Total time debited from the virtual GPU's budget in this period, in ns.
     debited: i128,
     /// Time at which the virtual GPU's last completion was observed.
     seen: Option<u64>,
@@ -34,7 +34,7 @@ struct Published {
     queue: Vec<VirtualGpu>,
     current: Option<u32>,
     total: i128,
-    /// Time used by overdrawn virtual GPUs in this period while no other virtual GPU had work.
+    /// Time used by overdrawn virtual GPUs in this period while no other virtual GPU had work, in ns.
     filled_in: i128,
     period: i128,
     /// End of a short wait, and the virtual GPU that was selected before the wait.
@@ -64,7 +64,7 @@ impl Published {
         }
         let weights: i128 = self.queue.iter().map(|vgpu| vgpu.weight).sum();
         let passed = (period - self.period) * PERIOD_NS;
-        // Budget and use of each competitor that is below its bound.
+        // Bound of the budget, and debited time, of each competitor that has not reached its bound.
         let mut loose = BTreeMap::new();
         let current = self.current;
         let wants = |vgpu: &VirtualGpu| {
@@ -98,7 +98,7 @@ impl Published {
             }
             vgpu.bgt = vgpu.bgt.min(deepest).min(*most).max(-deepest);
         }
-        // The budgets of the unbounded virtual GPUs and the expected use of the others add up to one period.
+        // The budgets of the unbounded virtual GPUs and the expected use of the bounded ones add up to one period.
         let mut to_be = PERIOD_NS;
         loop {
             let filled = || self.queue.iter().filter(|vgpu| loose.contains_key(&vgpu.id));
@@ -273,7 +273,7 @@ fn agree(weights: &[u32], own_time: bool, latency: u64, arrivals: &[(u64, usize,
     waits
 }
 
-/// Generates the time between two arrivals, which is occasionally a few periods.
+/// Generates the time between two arrivals in ns, which is occasionally a few periods.
 fn pause() -> impl Strategy<Value = u64> {
     prop_oneof![20 => 0u64..1_500_000, 1 => 0u64..200_000_000]
 }

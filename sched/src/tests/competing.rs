@@ -9,7 +9,7 @@ use proptest::test_runner::RngSeed;
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000 * MS;
-/// Time from the end of a guest's submission to its next doorbell.
+/// Time from the end of a submission to the guest's next doorbell, in ns.
 const THINK: Length = Length::Uniform(20 * US, 60 * US);
 /// Total number of VMs.
 const VMS: usize = 16;
@@ -35,7 +35,7 @@ fn idle(weight: u32) -> Guest {
     Guest::new(Stream { depth: 0, ..Stream::looping(Length::Fixed(MS), THINK) }).weight(weight)
 }
 
-/// Returns a guest that occasionally does a little work.
+/// Returns a guest that occasionally submits a short kernel.
 fn drowsy() -> Guest {
     Guest::new(Stream::looping(Length::Fixed(100 * US), Length::Uniform(0, 200 * MS)))
 }
@@ -56,7 +56,8 @@ fn due(competing: &[(u64, u32)]) -> Vec<f64> {
     competing.iter().map(|(_, weight)| f64::from(*weight) / f64::from(sum)).collect()
 }
 
-/// Returns sets of competitors as kernel lengths and weights. Half of the kernels are short, and half are long.
+/// Returns sets of competitors as kernel lengths and weights. Half of the competitors run short kernels, and half run
+/// long ones.
 fn contests() -> Vec<Vec<(u64, u32)>> {
     let mut contests = Vec::new();
     for vms in [2, 4, 8] {
@@ -117,7 +118,7 @@ fn vm_alone_saves_little_credit_before_others_arrive() {
             guest.streams[0].from = Nanos(2 * SECOND);
             guest
         };
-        // The first VM needs only a small part of the card's time.
+        // In the first two seconds, the first VM needs only a small part of the card's time.
         let mut first = Guest::new(Stream::looping(Length::Fixed(MS), Length::Fixed(5 * MS)));
         let busy = Stream { from: Nanos(2 * SECOND), depth: 4, ..Stream::looping(Length::Fixed(MS), THINK) };
         first.streams.push(busy);

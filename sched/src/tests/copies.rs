@@ -33,7 +33,7 @@ fn near(parts: &[f64], wanted: [f64; 2]) -> bool {
 #[test]
 fn copies_are_divided_by_their_own_weights() {
     for policy in [PolicyKind::Band, PolicyKind::Credit] {
-        // Compute shares are equal, and copy shares are 3:1, for any length of the copies.
+        // Compute shares are equal, and copy shares are 3:1, regardless of the lengths of the copies.
         let guests = vec![both(share(100, weight(300)), MS), both(share(100, CopyShare::AS_COMPUTE), 3 * MS)];
         let outcome = run(&Scenario::new(Config { policy, ..Config::default() }, 10 * SECOND, guests), 7).unwrap();
         let (compute, copies) = (parts(&outcome, Engine::Compute), parts(&outcome, Engine::Copy0));
@@ -70,7 +70,7 @@ fn settings_of_copies_have_their_bounds() {
     assert!(guaranteed.check().unwrap_err().to_string().contains("copies.cap_permille = 400 is not between 500"));
 }
 
-/// Creates a scheduler with a first vGPU that has a separate copy engine share.
+/// Creates a scheduler with two vGPUs, the first of which has a separate copy engine share.
 fn scheduler() -> Scheduler {
     let mut scheduler = Scheduler::new(Config::default(), Nanos(0)).unwrap();
     for (vgpu, params) in [(0, share(100, weight(300))), (1, share(200, CopyShare::AS_COMPUTE))] {

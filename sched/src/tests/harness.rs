@@ -45,7 +45,7 @@ pub(super) struct Harness {
     /// Work that waits for something other than its engine.
     pub(super) aside: Vec<Work>,
     tickets: u64,
-    /// Delay until an end is observed, in ns.
+    /// Delay from the end of a submission to its observation, in ns.
     pub(super) latency: u64,
 }
 
@@ -91,7 +91,7 @@ impl Harness {
         self.feed(Event::Arrival { vgpu, channel, engine, ticket })
     }
 
-    /// Returns the time and the engine of the next end to be observed.
+    /// Returns the time at which the end of a submission is next observed, and the submission's engine.
     pub(super) fn next_end(&self) -> Option<(u64, Engine)> {
         let end = |engine: Engine| {
             let (since, length) = self.units[engine.index()].first()?;
@@ -244,7 +244,7 @@ impl Harness {
         assert_eq!(waits.count(), 0, "a submission was lost: {:#?}", self.scheduler);
     }
 
-    /// Compares the scheduler's accounts with the card's records. Returns true if no work is in flight.
+    /// Asserts that the scheduler's accounts match the card's records, and that all submissions have ended.
     pub(super) fn audit(&self) {
         for engine in Engine::ALL {
             let accounts = self.scheduler.vgpus().filter_map(|vgpu| self.scheduler.account(vgpu, engine));

@@ -73,7 +73,7 @@ fn the_last_strike_quarantines_until_the_operator_releases() {
     assert_eq!(harness.scheduler.strikes(TenantId(0)), Some((1, Quarantine::Free)));
     let (_, decisions) = overrun(&mut harness, 1);
     assert_eq!(decisions.last(), Some(&Decision::Quarantined { vgpu: TenantId(0), until: None }));
-    // The vGPU's work is neither started nor dropped, and the other vGPU continues.
+    // The quarantined vGPU's work is neither started nor dropped, and the other vGPU continues.
     assert_eq!(harness.arrive(0, 2, Engine::Compute, MS), []);
     assert_eq!(harness.arrive(0, 2, Engine::Copy0, MS), []);
     assert_eq!(harness.arrive(1, 0, Engine::Compute, MS).len(), 1);
@@ -134,8 +134,7 @@ fn a_cap_that_is_raised_lets_go_at_once() {
 
 #[test]
 fn short_work_does_not_postpone_limit_of_long_submission() {
-    // On an engine with concurrent submissions, short ones end, but the start of the limit of the long one does not
-    // change.
+    // Short submissions end while a long one runs concurrently, but the long one's limit does not restart.
     let mut harness = Harness::new(Config { policy: PolicyKind::Direct, strikes: 0, ..Config::default() });
     harness.add(0, LIMITED);
     harness.arrive(0, 0, Engine::Compute, 1000 * MS);
@@ -163,7 +162,7 @@ fn engine_occupant_is_killed_rather_than_first_in_accounts() {
     harness.arrive(0, 0, Engine::Compute, MS);
     harness.now += MS / 4;
     harness.arrive(1, 7, Engine::Compute, 1000 * MS);
-    // The engine has started the second submission first, and it does not end.
+    // The engine has started the second submission first, and that submission does not end.
     harness.now = 50 * MS;
     let engine = Engine::Compute;
     let kill = |decisions: Vec<Decision>| match decisions[..] {
@@ -178,7 +177,7 @@ fn engine_occupant_is_killed_rather_than_first_in_accounts() {
     harness.feed(Event::ChannelEnded { vgpu: TenantId(1), channel: Channel(7) });
     let decisions = harness.feed(Event::Struck { vgpu: TenantId(1), engine });
     assert_eq!(decisions, [Decision::Quarantined { vgpu: TenantId(1), until: None }]);
-    // The waiting submission is charged only for its own time, and its whole limit remains.
+    // The waiting submission is charged only for its own time, and its run time limit restarts.
     harness.now += MS;
     harness.feed(Event::Completed { ticket: Ticket(1), ended: Some(Nanos(harness.now)) });
     let used = |vgpu| harness.scheduler.account(TenantId(vgpu), engine).unwrap().used;

@@ -138,7 +138,8 @@ fn a_charge_begins_at_the_end_before_it() {
     assert_eq!((account.used, account.longest), ((450 - 110) + (600 - 450), 340));
 }
 
-/// Runs two vGPUs. The first one has the engine from the start. Returns the time that the events debit from its budget.
+/// Runs two vGPUs. The first one has the engine from the start. Returns the time in ns that the events debit from the
+/// first vGPU's budget.
 fn paid(policy: PolicyKind, events: &[(u64, Event)]) -> i64 {
     let mut scheduler = Scheduler::new(Config { policy, ..Config::default() }, Nanos(0)).unwrap();
     let mut decisions = Vec::new();
@@ -168,7 +169,7 @@ fn completion_seen_late_costs_only_engine_idle_time() {
         for (given, lost) in [(Some(200_000), 0), (Some(600_000), 100_000), (None, 300_000)] {
             let mut events = vec![arrives(0, 0, 1)];
             events.extend(given.map(|at| arrives(at, 0, 2)));
-            // Another vGPU could have used the engine in this case.
+            // The other vGPU now has work, so it could have used the engine.
             events.extend([arrives(700_000, 1, 3), is_seen(800_000, 1, 500_000)]);
             let free = if policy == PolicyKind::Band { 500_000 / 8 } else { 0 };
             assert_eq!(paid(policy, &events), 500_000 + (lost - free).max(0), "{policy:?}, {given:?}");

@@ -165,7 +165,7 @@ proptest! {
         let now = Nanos(harness.now);
         let Ok((saved, _)) = postcard::take_from_bytes(&bytes) else { return Ok(()) };
         let Ok(mut scheduler) = Scheduler::restored(saved, now) else { return Ok(()) };
-        // Do not use the harness here, because it would report wrong decisions.
+        // Do not use the harness here, because it fails on wrong decisions, which are permitted.
         let (mut decisions, mut now) = (Vec::new(), now);
         for op in then {
             now = now.after(MS);

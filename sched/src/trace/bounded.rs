@@ -26,7 +26,7 @@ impl Write for Bounded {
     }
 }
 
-/// A record in progress. If the size limit is reached, the record ends with the last complete event.
+/// A record in progress. If the size limit is reached, the record ends with the last complete line.
 #[derive(Debug)]
 pub struct Recording {
     recorder: Recorder<Bounded>,

@@ -1,7 +1,8 @@
 //! Computes the effect of other settings on recorded submissions.
 //!
-//! The submissions keep their arrival times and durations, and only their starts change. The result does not include
-//! the reactions of guests, which would submit earlier or later. Such reactions are simulated in [`crate::sim`].
+//! The submissions keep their arrival times and durations, and only their start times change. The result does not
+//! include the reactions of guests, which would submit earlier or later. Such reactions are simulated in
+//! [`crate::sim`].
 
 use super::Trace;
 use crate::types::{Engine, Ticket};
@@ -13,7 +14,7 @@ use std::collections::{BTreeMap, VecDeque};
 struct Work {
     engine: Engine,
     started: Option<Nanos>,
-    /// Engine time of the submission in ns, or `None` if it did not end. Submissions that did not end are omitted.
+    /// Engine time of the submission in ns, or `None` if it did not end. Such a submission is not replayed.
     length: Option<u64>,
 }
 
@@ -26,7 +27,7 @@ struct Busy {
 }
 
 impl Trace {
-    /// Replays the recorded submissions with other settings. Returns the scheduler and its accounts after all
+    /// Replays the recorded submissions with other settings. Returns the scheduler, with its accounts, after all
     /// submissions have ended.
     ///
     /// # Errors

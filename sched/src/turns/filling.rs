@@ -9,7 +9,7 @@
 
 use super::{Nanos, Order, Slice, TenantId, Turns};
 
-/// Final part of a slice, in which the holder is asked to return the turn: 2 ms of 15 ms.
+/// The holder is asked to return the turn in the final `1 / ASKED_FRACTION` of a slice: about 2 ms of 15 ms.
 const ASKED_FRACTION: u64 = 7;
 /// Length of the slices of tenants that fill the card, as a multiple of [`super::TurnsConfig::slice_ns`].
 const LONG_SLICE: u64 = 2;
@@ -19,7 +19,7 @@ const LONG_SLICE: u64 = 2;
 pub(super) enum Filling {
     #[default]
     Unknown,
-    /// The holder was asked to return the turn when its program waits.
+    /// The holder was asked to return the turn when its program waits for a result.
     Asked,
     /// The holder is a group of several members, which is not asked and keeps its slices.
     Several,
@@ -75,7 +75,8 @@ impl Turns {
         }
     }
 
-    /// Returns true if the holder of a slice that ends now fills the card. `before` is the result for its last slice.
+    /// Returns true if the holder of a slice that ends now fills the card. `before` is the result for the holder's
+    /// previous slice.
     pub(super) fn fills(&self, slice: &Slice, before: bool, now: Nanos) -> bool {
         let Some(recalled) = slice.recalled else { return false };
         let is_whole = recalled.since(slice.since) >= self.config.slice_ns && now >= recalled;

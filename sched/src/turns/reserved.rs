@@ -1,28 +1,29 @@
-//! Turns that a card does not start by itself, for tenants that need several cards at the same time.
+//! Turns that a card does not start on its own, for tenants that need several cards at the same time.
 //!
 //! If such a tenant is next according to the card's accounts, it does not get a turn. Instead, its slice is removed
 //! from the queue, its turn is *offered* ([`Turns::take_offers`]), and the next tenant in the queue gets the card. The
-//! card is therefore not idle during an offer of any length. [`Turns::reserve`] recalls the holder. No other turn
-//! starts between the end of the holder's turn and the reserved turn, which is charged from that time on.
+//! card is therefore not idle during an offer, regardless of its length. [`Turns::reserve`] recalls the holder. No
+//! other turn starts between the end of the holder's turn and the reserved turn, which is charged from the end of the
+//! holder's turn.
 
 use super::{CHANNEL, ENGINE, Order, Slice, Turns, after_slice};
 use crate::{Decision, Event, Nanos, PolicyKind, Scheduler, TenantId, Ticket};
 
-/// Number of slices after which another offer to the same tenant again prevents offers to other tenants, if the tenant
-/// has not had a turn since then.
+/// Number of slices after which a repeated offer to a tenant that has had no turn again prevents offers to other
+/// tenants.
 const SLICES_PER_PROMISE: u64 = 8;
 
 /// Next slice of a tenant that keeps its turn.
 pub(super) struct NextSlice {
     pub(super) ticket: Ticket,
-    /// Scheduler with that slice.
+    /// Copy of the scheduler in which this slice has started.
     pub(super) after: Scheduler,
     /// Events that lead from the current scheduler to `after`, with their decisions.
     pub(super) steps: [(Event, Vec<Decision>); 2],
 }
 
 impl Turns {
-    /// Determines whether a tenant's turns are offered. The tenant must have no work.
+    /// Sets whether a tenant's turns are offered. The tenant must have no work.
     pub fn set_offered(&mut self, tenant: TenantId, offered: bool) {
         if let Some(member) = self.members.get_mut(&tenant) {
             member.offers = offered;
@@ -85,7 +86,7 @@ impl Turns {
         !matches!(self.scheduler.config().policy, PolicyKind::Direct | PolicyKind::Disengaged)
     }
 
-    /// Starts the reserved turn if all other turns overrun. `leaving` is the tenant with a turn that is about to end.
+    /// Starts the reserved turn if all other turns overrun. `leaving` is the tenant whose turn is about to end, if any.
     /// The reserved turn must be added to the scheduler before that turn ends. Otherwise, another turn would start.
     pub(super) fn admit(&mut self, leaving: Option<TenantId>, now: Nanos) {
         let Some(tenant) = self.reserved else { return };
@@ -172,7 +173,7 @@ impl Turns {
         starts.into_iter().find_map(offered)
     }
 
-    /// Returns true if a tenant was offered the next turn less than a slice ago. Until then, no other tenant gets an
+    /// Returns true if a tenant was offered the next turn less than a slice ago. For this time, no other tenant gets an
     /// offer while the holder can continue. Otherwise, tenants with few cards would always get turns before tenants
     /// with many cards. If a tenant's other cards are busy, only some of its offers cause this delay.
     fn is_promised(&self, now: Nanos) -> bool {

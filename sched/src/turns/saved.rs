@@ -26,7 +26,7 @@ impl Turns {
         self.event(now, Event::Configured(config));
     }
 
-    /// Discards the accounts of an earlier owner's tenant, unless the tenant was added.
+    /// Discards the accounts that an earlier owner kept for a tenant, unless the tenant has been added since.
     pub fn forget(&mut self, tenant: TenantId, now: Nanos) {
         if !self.members.contains_key(&tenant) {
             self.event(now, Event::Removed { vgpu: tenant });

@@ -247,7 +247,7 @@ fn interactive_tenant_waits_for_its_excess_beyond_its_share() {
         assert!(wait <= 7 * MS && share < 0.45, "{wait} ns for a share of {share}, after {rest} ms");
     }
     let (wait, share) = run(20, MS / 10);
-    // Until then, its turns are as long as slices, because it is due.
+    // Until it is above its share, its turns are as long as slices.
     assert!((2 * MS..=10 * MS).contains(&wait) && (share - 0.5).abs() < 0.05, "{wait} ns for a share of {share}");
 }
 

@@ -12,7 +12,7 @@ fn vram(at: u64) -> Place {
     Place::Vram(GuestVramAddr(at))
 }
 
-/// Creates a guest whose instance block permits 16 MiB and whose directory refers to both tables.
+/// Creates a guest with an instance block limit of 16 MiB and a directory that refers to both tables.
 fn guest() -> Guest {
     let mut guest = Guest::new();
     guest.write64(vram(INSTANCE + vm::PDB_LO), DIRECTORY);
@@ -82,7 +82,7 @@ fn faults_are_the_hardwares() {
 fn a_shortened_table_ends_where_it_says() {
     let mut guest = guest();
     guest.write64(vram(INSTANCE + vm::LIMIT_LO), 0xff_ffff_ffff);
-    // Reduce the table to an eighth, which covers 16 MiB.
+    // Reduce the table to an eighth of its full size, which covers 16 MiB.
     guest.write64(vram(DIRECTORY), 1 | 3 << 2 | (LPT >> 12) << 4);
     guest.write64(vram(LPT + 127 * 8), pte(0));
     let mut tlb = bound();
@@ -108,8 +108,8 @@ fn hits_are_cached_until_a_flush_and_misses_are_not() {
 }
 
 proptest! {
-    /// Compares translations of arbitrary tables with an independent page walker. Pages that share a cache slot must
-    /// not affect each other.
+    /// Compares translations through arbitrary tables with those of an independent page walker. Pages that share a
+    /// cache slot must not affect each other.
     #[test]
     fn the_walk_is_the_walkers(
         pde in any::<u64>(),

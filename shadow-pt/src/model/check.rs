@@ -90,7 +90,7 @@ impl View<'_> {
         }
     }
 
-    /// Returns entry `at` of a guest table, or 0 if the table does not exist.
+    /// Returns entry `at` of a guest table, or 0 if the entry does not exist.
     fn raw(&self, (target, table, count, _): Half, at: u64) -> u64 {
         if target == 0 || at >= count as u64 { 0 } else { self.guest64(target != 1, table + at * 8) }
     }
@@ -119,7 +119,8 @@ impl View<'_> {
                 continue;
             }
             let wanted = wanted(at);
-            // Until the page is read, the card may still see small entries that the guest has hidden with a large page.
+            // Until the page is read, the shadow may still contain small entries that the guest has hidden with a large
+            // page.
             let hidden = || !large && raw == spec::entry(self.raw(theirs[1], at), false, self.grants);
             assert!(
                 raw == wanted || (fit == Fit::Sound && (raw == 0 || hidden())),
@@ -128,7 +129,7 @@ impl View<'_> {
         }
     }
 
-    /// Checks that each 4 KiB page of an entry belongs to the guest.
+    /// Checks that each 4 KiB page that an entry maps belongs to the guest.
     fn check_frames(&self, raw: u64, large: bool) {
         if raw & 1 == 0 {
             assert_eq!(raw, 0, "an invalid shadow entry is not zero");
@@ -171,7 +172,8 @@ impl View<'_> {
         })
     }
 
-    /// Walks several addresses of a directory entry through the card's tables, the guest's tables, and the mirrors.
+    /// For several addresses that a directory entry maps, compares walks through the card's tables, the guest's tables,
+    /// and the mirrors.
     fn check_walks(&self, index: u64, pde: u64) {
         for offset in (0..24).map(|page| page * PAGE).chain((0..12).map(|page| page * LARGE + 3 * PAGE)) {
             let va = (index << 27) + offset;

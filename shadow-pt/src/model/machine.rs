@@ -356,12 +356,12 @@ impl Machine {
         }
     }
 
-    /// Records that an unreported write has happened.
+    /// Records an unreported write.
     fn write_untold(&mut self) {
         self.untold.extend(self.spaces.ids());
     }
 
-    /// Makes a guest entry map the page of a table writable for the GPU.
+    /// Makes a guest entry map a page of a table or directory as writable.
     fn expose(&mut self, index: usize, table: u64, at: u64, frame: u64) {
         let directory = self.spaces.guest_directory(self.open[index].id).unwrap();
         self.cpu(directory, 0, 1 | 3 << 2 | (LPT >> 12) << 4 | 1 << 32 | (SPT >> 12) << 36);
@@ -374,8 +374,8 @@ impl Machine {
         self.prepare(index);
     }
 
-    /// Withdraws RAM, which the guest may then unmap and flush, and grants it again. `at` selects an entry in a page
-    /// with few other entries, so that the page may have no permissions to lose.
+    /// Withdraws RAM, and grants it again. In between, the guest may unmap the RAM and flush its TLB. `at` selects an
+    /// entry in a page with few other entries, so that the page may have no permissions to lose.
     fn withdraw_and_give(&mut self, index: usize, at: u64, shape: u64) {
         let directory = self.spaces.guest_directory(self.open[index].id).unwrap();
         self.cpu(directory, 0, 3 << 2 | 1 << 32 | (SPT >> 12) << 36);
@@ -401,14 +401,14 @@ impl Machine {
 
     fn fill(&mut self, start: u64, len: u64, value: u64) {
         for at in (start..start + len).step_by(8) {
-            // Each entry refers to the page after that of the previous entry, as if a driver had filled the table.
+            // Consecutive entries refer to consecutive pages, as if a driver had filled the table.
             let value = if value & 1 == 0 { 0 } else { value.wrapping_add(((at / 8) % 64) << 4) };
             self.guest.write64(Place::Vram(GuestVramAddr(at)), value);
         }
         self.spaces.written(GuestVramAddr(start), len);
     }
 
-    /// Returns the pages that the card's tables of a space make writable for the GPU.
+    /// Returns the guest pages that a space's shadow maps as writable.
     fn writable(&self, index: usize) -> Vec<Place> {
         let directory = self.spaces.directory(self.open[index].id).unwrap().0;
         let pages = reachable(&self.card, directory).into_iter().filter(|page| !page.read_only);
@@ -429,7 +429,7 @@ impl Machine {
         places
     }
 
-    /// Writes a page that the shadow maps as writable, as the GPU would do, and without a report.
+    /// Writes a page that the shadow maps as writable, as the GPU would, without a report.
     fn gpu(&mut self, index: usize, nth: usize, at: u64, value: u64) {
         let places = self.writable(index);
         if let Some(place) = pick(&places, nth) {
@@ -478,7 +478,7 @@ impl Machine {
     fn prepare(&mut self, index: usize) -> crate::SyncReport {
         let id = self.open[index].id;
         if self.spaces.is_settled(id) && !self.untold.remove(&id) {
-            // The caller would not prepare this space.
+            // A caller need not prepare a settled space before its work runs.
             self.check(index, Fit::Exact);
         }
         self.untold.remove(&id);
@@ -609,7 +609,7 @@ impl Machine {
     }
 }
 
-/// Selects one of the places. One of the first four is selected with a probability of one half.
+/// Selects one of the places. Half of the values of `nth` select one of the first four.
 fn pick(places: &[Place], nth: usize) -> Option<Place> {
     let among = if nth & 2 == 0 { places.len().min(4) } else { places.len() };
     (nth / 4).checked_rem(among).map(|index| places[index])

@@ -108,7 +108,7 @@ impl Grants {
         self.ram.extend((0..pages).map(|page| (gpa + page, (iova + page, writable))));
     }
 
-    /// Returns the card's address of a guest VRAM byte, preceded by a flag that is true for an I/O address.
+    /// Returns a flag that is true for an I/O address, and the address at which the card accesses a guest VRAM byte.
     pub(crate) fn home(&self, address: u64) -> Option<(bool, u64)> {
         let card = self.vram_page(address)?;
         Some(match self.hosted.get(&(address / PAGE)) {
@@ -117,13 +117,13 @@ impl Grants {
         })
     }
 
-    /// Returns the VRAM address of a guest VRAM byte, even if the byte is currently in host memory.
+    /// Returns the card address reserved for a guest VRAM byte, even if the byte is currently in host memory.
     pub(crate) fn vram_page(&self, address: u64) -> Option<u64> {
         let chunk = self.chunks.get((address / LARGE) as usize).filter(|_| address < GUEST_VRAM)?;
         Some((*chunk)? * LARGE + address % LARGE)
     }
 
-    /// Returns the guest address of a VRAM byte, if the guest owns and uses the byte.
+    /// Returns the guest VRAM address of the byte at card address `card`, if the byte is guest VRAM.
     pub(crate) fn guest_vram(&self, card: u64) -> Option<u64> {
         let index = self.chunks.iter().position(|chunk| *chunk == Some(card / LARGE))?;
         let at = index as u64 * LARGE + card % LARGE;
@@ -282,7 +282,7 @@ pub(crate) fn walk(directory: (bool, u64), va: u64, read: &dyn Fn(bool, u64) -> 
     None
 }
 
-/// Returns all valid entries that the card can reach from a directory, one per 4 KiB page.
+/// Returns all 4 KiB pages that the card can reach from a directory.
 pub(crate) fn reachable(card: &Card, directory: u64) -> Vec<Page> {
     let mut pages = Vec::new();
     for pde in card.entries(directory, 8192) {

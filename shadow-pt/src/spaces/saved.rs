@@ -44,7 +44,7 @@ pub(crate) struct SavedSpace {
     pub(crate) common: Option<u64>,
 }
 
-/// Address of a guest's directory.
+/// Guest address of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SavedPlace {
     Vram(u64),

@@ -10,7 +10,7 @@ mod splits;
 const DIRECTORY: u64 = 0x1_0000;
 /// Address of a large-page table.
 const LPT: u64 = 0x2_0000;
-/// Address of a small-page table, which the directory entry reduces to an eighth (32 KiB).
+/// Address of a small-page table, which the directory entry reduces to an eighth of its full size (32 KiB).
 const SPT: u64 = 0x3_0000;
 const EIGHTH: u64 = 3 << 2;
 
@@ -307,7 +307,7 @@ fn a_large_page_of_ram_needs_every_piece() {
     let mut world = World::mapped();
     world.write(vram(LPT), pte(2, 0x1020 * PAGE));
     world.write(vram(LPT + 8), pte(2, 0x1000 * PAGE));
-    // Map 32 pages of which the last 16 have other I/O addresses, and 32 pages of which the last one is not granted.
+    // Map a large page with discontiguous I/O addresses, and one whose last 4 KiB page is not granted.
     world.grants.map(0x1050, 0xc000, 16, true);
     world.write(vram(LPT + 16), pte(2, 0x1040 * PAGE));
     world.grants.ram.remove(&0x201f);

@@ -17,7 +17,7 @@ fn vram(address: u64) -> BusAddr {
     BusAddr::Vram(VramAddr(address))
 }
 
-/// Maps 16 MiB at each address, using large or small pages.
+/// Maps 16 MiB each at `SOURCE` and `TARGET`, using large or small pages.
 fn setup(large: bool) -> (Memory, AddressSpace) {
     let memory = Memory::new(Vram::new(256 * MIB).expect("vram"));
     let directory = vram(0x1_0000);

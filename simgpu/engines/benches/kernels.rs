@@ -33,7 +33,8 @@ const ARITHMETIC: &str = ".kernel k
     @P0 BRA round
     EXIT";
 
-/// A kernel in which each thread increments words. The second parameter is the stride between adjacent threads.
+/// A kernel in which each thread repeatedly increments one word. The second parameter is the distance between the words
+/// of adjacent threads, in bytes.
 const MEMORY: &str = ".kernel k
     S2R R0, SR_TID.X
     MOV R1, c[0][0x24]

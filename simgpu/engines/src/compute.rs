@@ -1,4 +1,4 @@
-//! Compute, class 0x90c0: executes grids of sm_20 code.
+//! The compute engine, class 0x90c0: executes grids of sm_20 code.
 //!
 //! Methods set a grid's parameters. LAUNCH freezes them and starts the grid, on worker threads if the card has any. The
 //! engine is busy and executes no further methods until the grid ends, as if WAIT_FOR_IDLE preceded every method.
@@ -39,7 +39,7 @@
 //! - The instructions listed at the top of `exec`. Macros, notifiers (0x104-0x10c), the global condition (0x130-0x138),
 //!   memory conditions, and semaphore reductions: they fail as illegal methods or bad data.
 //! - Textures, surfaces and performance counters: their methods only store values.
-//! - Concurrent blocks in a worker: a worker runs each block to completion. A grid with blocks that wait for
+//! - Concurrent blocks in a worker: a worker runs each block to completion. A grid whose blocks wait for
 //!   higher-numbered blocks may never end. Programs must not rely on such waits on hardware either.
 //! - Preemption within a grid: a grid is abandoned if its channel is switched off the engine.
 //! - The GPC and unit of an access: faults are attributed to the texture unit and L1 of the first GPC (GUESS for

@@ -1,7 +1,7 @@
 //! Engines that execute the methods that a channel sends to its objects.
 //!
 //! An engine holds the method state of one channel at a time. The caller saves and loads the state on a channel switch.
-//! A method that starts work only records it. [`Engine::step`] then performs the work in small steps, so that locks are
+//! A method that starts work only records the work. [`Engine::step`] then performs it in small steps, so that locks are
 //! held briefly and the caller can charge time, switch channels, and stop between steps.
 //!
 //! Modules: [`copy`] contains M2MF and the copy engines, and [`semaphore`] contains the semaphore formats. Compute is
@@ -44,9 +44,9 @@ impl<'a> EngineCx<'a> {
 /// Work done by an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {
-    /// Number of bytes that copies have written.
+    /// Number of bytes written by copies, inline uploads, and constant updates.
     pub bytes: u64,
-    /// Number of copies started.
+    /// Number of copies and grids launched.
     pub launches: u32,
     /// Number of warp instructions executed.
     pub instructions: u64,
@@ -62,7 +62,7 @@ pub struct Work {
     pub non_stall: bool,
     /// Host time spent on the copies, in ns.
     pub host_ns: u64,
-    /// Start address of the most recently copied run.
+    /// Start address of a recent write by a copy or shader.
     pub written: Option<GpuVa>,
 }
 
@@ -113,7 +113,7 @@ mod image {
 }
 
 impl ContextState {
-    /// Serializes the state to a context image, without work in progress.
+    /// Serializes the state to a context image, excluding work in progress.
     #[must_use]
     pub fn to_words(&self) -> Vec<u32> {
         let (whose, words) = match &self.0 {
@@ -159,7 +159,7 @@ pub(crate) enum State {
     Graph(Box<copy::m2mf::Registers>, Box<compute::Registers>),
 }
 
-/// An engine.
+/// An engine that executes methods.
 pub trait Engine: Send {
     /// Returns true if objects of the class may be bound.
     fn class_supported(&self, class: u32) -> bool;
@@ -195,6 +195,6 @@ pub trait Engine: Send {
     /// Loads a channel's state. The state of a different engine kind is treated as that of a new channel.
     fn load(&mut self, state: ContextState);
 
-    /// Drops state and pending work.
+    /// Drops the channel's state and pending work.
     fn reset(&mut self);
 }

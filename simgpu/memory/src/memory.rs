@@ -218,7 +218,7 @@ impl Memory {
     }
 
     /// Returns a view for a series of accesses. No mapping can be removed between the view's first access to host
-    /// memory and its drop. Meanwhile, do not call other functions of this `Memory` on the same thread.
+    /// memory and its drop. While the view exists, do not call other functions of this `Memory` on the same thread.
     #[must_use]
     pub fn view(&self) -> View<'_> {
         View { memory: self, sysmem: OnceCell::new(), way: 0 }
@@ -229,7 +229,7 @@ impl Memory {
         View { way: 1, ..self.view() }
     }
 
-    /// Reads bytes.
+    /// Reads the bytes at `address` into `data`.
     ///
     /// # Errors
     /// Returns [`BusError`] if part of the range has no memory target. `data` may then be partially filled.
@@ -240,7 +240,7 @@ impl Memory {
         }
     }
 
-    /// Writes bytes.
+    /// Writes `data` to `address`.
     ///
     /// # Errors
     /// Returns [`BusError`] if part of the range has no memory target. Earlier bytes may have been written.
@@ -369,7 +369,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Reads bytes.
+    /// Reads the bytes at `address` into `data`.
     ///
     /// # Errors
     /// Returns [`BusError`] if part of the range has no memory target. `data` may then be partially filled.
@@ -383,7 +383,7 @@ impl<'a> View<'a> {
         Ok(())
     }
 
-    /// Writes bytes.
+    /// Writes `data` to `address`.
     ///
     /// # Errors
     /// Returns [`BusError`] if part of the range has no memory target. Earlier bytes may have been written.

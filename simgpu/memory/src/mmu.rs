@@ -155,8 +155,8 @@ impl Mmu {
     }
 
     /// Starts an access session. Flushes and removals of host memory mappings wait for it to end. Keep the session
-    /// short (about 256 KiB of copying). Meanwhile, do not call other functions of this `Mmu` or of `memory` on the
-    /// same thread.
+    /// short (about 256 KiB of copying). During the session, do not call other functions of this `Mmu` or of `memory`
+    /// on the same thread.
     #[must_use]
     pub fn session<'a>(&'a self, memory: &'a Memory, space: &'a AddressSpace, access: Access) -> Session<'a> {
         Session::new(self, memory, space, access)
@@ -177,7 +177,7 @@ impl Mmu {
         self.session(memory, space, access).translate(va, write)
     }
 
-    /// Reads bytes.
+    /// Reads the bytes at `va` into `data`.
     ///
     /// # Errors
     /// Returns [`MmuFault`] if a page is inaccessible. `data` may then be partially filled.
@@ -192,7 +192,7 @@ impl Mmu {
         self.session(memory, space, access).read(va, data)
     }
 
-    /// Writes bytes.
+    /// Writes `data` to `va`.
     ///
     /// # Errors
     /// Returns [`MmuFault`] if a page is inaccessible. The bytes before that page have then been written.

@@ -1,5 +1,5 @@
 //! The copy engines' falcons. The model does not execute their firmware: starting a falcon after the firmware upload
-//! enables its engine, and method errors are reported as nouveau's firmware does.
+//! enables its engine, and the model reports method errors as nouveau's firmware does.
 //!
 //! Both blocks have the same layout, 0x1000 bytes apart, so the first block's offsets apply to both.
 
@@ -141,7 +141,7 @@ impl CopyFalcons {
     }
 }
 
-/// Returns true if a falcon asserts its line to PMC.
+/// Returns true if a falcon asserts its interrupt line to PMC.
 pub(crate) fn asserts(unit: u32, cx: &Cx) -> bool {
     let word = |register: u32| cx.storage.peek(register + STRIDE * unit);
     let dispatch = word(INTR_DISPATCH::OFFSET);

@@ -79,7 +79,7 @@ fn flush(trigger: u32, cx: &Cx) {
     let directory = cx.storage.peek(pfb::MMU_INVALIDATE_PDB::OFFSET);
     let target = Target::from_bits(pfb::MMU_INVALIDATE_PDB::TARGET.get(directory));
     let address = u64::from(pfb::MMU_INVALIDATE_PDB::ADDRESS.get(directory)) << 12;
-    // GUESS: the address has the same encoding as the page directory address.
+    // GUESS: the virtual address has the same encoding as the page directory address.
     let page = u64::from(cx.storage.peek(pfb::MMU_INVALIDATE_VA::OFFSET) >> 4) << 12;
     let all_directories = pfb::MMU_INVALIDATE::ALL_PDB.is_set(trigger);
     let all_pages = pfb::MMU_INVALIDATE::ALL_VA.is_set(trigger);

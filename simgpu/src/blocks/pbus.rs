@@ -40,7 +40,7 @@ pub(crate) fn write(reg: Reg, offset: u32, value: u32, cx: &mut Cx) {
     }
 }
 
-/// Returns true if the unit asserts its line to PMC.
+/// Returns true if the unit asserts its interrupt line to PMC.
 pub(crate) fn asserts(cx: &Cx) -> bool {
     cx.storage.peek(INTR::OFFSET) & cx.storage.peek(INTR_EN::OFFSET) != 0
 }

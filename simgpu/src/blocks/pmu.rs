@@ -1,4 +1,5 @@
-//! PMU, a falcon. Its firmware is not executed. The model has two queues, consumes commands, and sends no messages.
+//! The PMU, which is a falcon. Its firmware is not executed. The model has two queues, consumes commands, and sends no
+//! messages.
 
 use crate::cx::Cx;
 use crate::falcon::{DataMemory, SavedMemory};
@@ -62,7 +63,7 @@ impl Pmu {
         cx.storage.poke(QUEUE_TAIL::at(0), 0);
     }
 
-    /// Returns true if the unit asserts its line to PMC.
+    /// Returns true if the unit asserts its interrupt line to PMC.
     pub(crate) fn asserts(cx: &Cx) -> bool {
         cx.storage.peek(INTR::OFFSET) & cx.storage.peek(INTR_EN::OFFSET) != 0
     }

@@ -16,7 +16,7 @@ use nvspec::fifo::host_method as host;
 /// Maximum number of words executed per step.
 const WORDS_PER_STEP: u32 = 64;
 
-/// Returns true if the host executes the method without waiting for the engine.
+/// Returns true if the host unit executes the method without waiting for the engine.
 fn runs_ahead(method: Method) -> bool {
     use host::semaphore_d as d;
     match method.address {

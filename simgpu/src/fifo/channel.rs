@@ -31,7 +31,7 @@ pub(crate) struct Channel {
     pub(crate) health: Health,
     /// Set if the channel may have entries to fetch.
     pub(crate) has_work: bool,
-    /// Card time of the doorbell, until its work starts.
+    /// Card time of the doorbell whose work has not started yet.
     #[serde(skip)]
     pub(crate) rung_at: Option<CardNs>,
     /// Card time at which the channel retries a method that could not be executed.
@@ -63,7 +63,7 @@ impl Channel {
         self.on_runlist && self.enabled() && self.health == Health::Good && self.instance().is_some()
     }
 
-    /// Returns true if the channel has work at card time `now`.
+    /// Returns true if a PBDMA may load the channel, and the channel has work that may start at card time `now`.
     pub(crate) fn ready(&self, now: CardNs) -> bool {
         self.runnable() && self.has_work && self.retry_at.is_none_or(|at| at <= now)
     }
@@ -116,7 +116,7 @@ impl Fifo {
             | CHANNEL_STATE::PENDING.encode(u32::from(channel.runnable() && channel.has_work))
     }
 
-    /// Handles a write to the channel's instance register.
+    /// Binds or unbinds the channel, as specified by the value written to its instance register.
     pub(crate) fn bind(&mut self, number: u32, value: u32, cx: &mut Cx) {
         let Ok(id) = u8::try_from(number) else { return };
         // A new binding replaces the previous one. The previous channel's state is lost unless it was saved.
@@ -140,7 +140,7 @@ impl Fifo {
         self.wake(id);
     }
 
-    /// Handles a write to the channel's state register.
+    /// Enables or disables the channel, as specified by the value written to its state register.
     pub(crate) fn control(&mut self, number: u32, value: u32, cx: &Cx) {
         let Some(channel) = self.channels.get_mut(number as usize) else { return };
         let started = CHANNEL_STATE::ENABLED.is_set(value) && !channel.enabled();

@@ -1,5 +1,5 @@
-//! Decodes push buffer dwords into methods. The decoder is a pure function from a word to its next state and an event,
-//! so that a word whose method cannot be executed yet can be decoded again later.
+//! Decodes push buffer dwords into methods. The decoder is a pure function from its state and a word to its next state
+//! and an event, so that a word whose method cannot be executed yet can be decoded again later.
 
 use nvspec::Field;
 use nvspec::fifo::{HeaderOp, MethodHeader, OldMethodHeader, sub_op};

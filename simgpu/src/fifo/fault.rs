@@ -1,4 +1,4 @@
-//! Reporting of channel errors.
+//! Reports channel errors.
 
 use super::Fifo;
 use super::channel::Health;
@@ -62,7 +62,8 @@ impl Fifo {
         report(what, cx);
     }
 
-    /// Stops a faulting engine and its channel until the driver re-enables scheduling.
+    /// Stops a faulting engine and its channel. The engine remains stopped until the driver acknowledges the error and
+    /// resets the engine.
     pub(crate) fn engine_fault(
         &mut self,
         slot: usize,
@@ -101,7 +102,7 @@ impl Fifo {
         }
     }
 
-    /// Lets the scheduler use engines again that have stopped on an error. Each of them must still be reset.
+    /// Lets the scheduler use engines again after an error has stopped them. Each of these engines must still be reset.
     pub(crate) fn acknowledge_errors(engines: u32, cx: &mut Cx) {
         let at = pfifo::SCHED_ENABLE_ACK::OFFSET;
         cx.storage.poke(at, cx.storage.peek(at) & !engines);
@@ -157,7 +158,7 @@ impl Fifo {
 }
 
 impl Fifo {
-    /// Faults engine `number` at the driver's request, which removes the engine's channel.
+    /// Stops engine `number` and its channel with a fault, at the driver's request.
     pub(crate) fn trigger_fault(&mut self, number: u32, cx: &mut Cx) {
         let Some(id) = super::slot::by_number(number) else { return };
         let client = self.slots[id.index()].fault_client();

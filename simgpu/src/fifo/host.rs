@@ -130,8 +130,8 @@ impl Fifo {
         }
     }
 
-    /// Raises the non-stall interrupt of the engine of the subchannel's object. Without an object, uses the engine that
-    /// the channel used last.
+    /// Raises the non-stall interrupt of the engine to which the subchannel's object belongs or, without an object, of
+    /// the engine that the channel used last.
     fn non_stall(&mut self, context: &Context, subchannel: u8, cx: &mut Cx) -> Outcome {
         let object = context.objects[usize::from(subchannel & 7)];
         let id = slot::by_number(host::set_object::ENGINE.get(object))

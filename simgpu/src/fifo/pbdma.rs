@@ -107,7 +107,7 @@ pub(crate) struct SavedPbdma {
 
 impl Pbdma {
     pub(super) fn save(&self) -> SavedPbdma {
-        // These fields were cleared when the channel left the PBDMA.
+        // The omitted fields were cleared when the channel left the PBDMA.
         let Self { context: _, time, slice_end, holds, last, idle, trap, waits_at: _ } = self;
         let (time, slice_end, holds, last, idle, trap) = (*time, *slice_end, *holds, *last, *idle, *trap);
         SavedPbdma { time, slice_end, holds, last, idle, trap }
@@ -182,7 +182,7 @@ impl Fifo {
         progress
     }
 
-    /// Returns true if the PBDMA is disabled, or if the scheduler must not use its engines.
+    /// Returns true if the PBDMA is disabled, or if the scheduler must not use any of its engines.
     pub(super) fn blocked(&self, index: usize, cx: &Cx) -> bool {
         let enabled = cx.storage.peek(pmc::PBDMA_ENABLE::OFFSET) & cx.storage.peek(pfifo::PBDMA_PRESENT::OFFSET);
         if enabled & (1 << index) == 0 {
@@ -260,7 +260,7 @@ impl Fifo {
         after.iter().chain(before).copied().find(wants)
     }
 
-    /// Selects and loads a channel for the PBDMA. Returns true if there are no more channels to try.
+    /// Selects and loads a channel for the PBDMA. Returns false if loading failed and another channel must be tried.
     fn choose(&mut self, index: usize, now: CardNs, cx: &mut Cx) -> bool {
         let current = self.pbdmas[index].context.as_ref().map(|context| context.channel);
         let keeps = current.is_some_and(|channel| {
@@ -464,7 +464,7 @@ impl Fifo {
         self.fetch(context, cx).map(Some)
     }
 
-    /// Prefetches the segment up to the end of the page, and returns the first word.
+    /// Prefetches up to [`Fetched::MAX`] words of the segment, all in one page, and returns the first word.
     fn fetch(&mut self, context: &mut Context, cx: &mut Cx) -> Result<u32, ()> {
         let at = context.pb_get;
         let to_page_end = 0x1000 - (at & 0xfff);

@@ -18,7 +18,7 @@ const CTXSW_TIMEOUT_NS: u64 = 1_000_000_000;
 const BAD_RUNLIST: u32 = 0x05;
 
 impl Fifo {
-    /// Handles a write to the runlist length register: loads the list at the base address.
+    /// Loads the runlist at the base address, after a write to the runlist length register.
     pub(crate) fn submit_runlist(&mut self, cx: &mut Cx) {
         let base = cx.storage.peek(pfifo::RUNLIST_BASE::OFFSET);
         let list = cx.storage.peek(pfifo::RUNLIST::OFFSET);
@@ -64,7 +64,7 @@ impl Fifo {
         self.complete_departures(cx);
     }
 
-    /// Reports that all channels omitted from a new runlist have left.
+    /// Reports that all channels omitted from a new runlist have left their PBDMAs.
     pub(crate) fn runlist_done(&mut self, cx: &mut Cx) {
         let at = pfifo::RUNLIST_INTR::OFFSET;
         cx.storage.poke(at, cx.storage.peek(at) | pfifo::RUNLIST_INTR::DONE.mask());
@@ -77,8 +77,8 @@ impl Fifo {
         cx.storage.poke(at, cx.storage.peek(at) | pfifo::INTR::SCHED_ERROR.mask());
     }
 
-    /// Returns true if an engine's channel must be switched out: the driver preempted it, the runlist no longer
-    /// contains it, or its time slice is over and another channel waits.
+    /// Returns true if the channel of a busy engine must be switched out: the driver preempted it, the runlist no
+    /// longer contains it, or its time slice is over and another channel waits.
     fn switch_is_wanted(&self, slot: usize, now: CardNs) -> bool {
         let slot = &self.slots[slot];
         let Some(channel) = slot.resident.and_then(|resident| resident.channel).filter(|_| slot.works(now)) else {
@@ -116,7 +116,7 @@ impl Fifo {
         progress
     }
 
-    /// Handles a write to the preempt register.
+    /// Starts to preempt the channel that was written to the preempt register.
     pub(crate) fn preempt(&mut self, value: u32, cx: &mut Cx) {
         let channel = pfifo::PREEMPT::CHANNEL.get(value);
         cx.storage.poke(pfifo::PREEMPT::OFFSET, pfifo::PREEMPT::CHANNEL.encode(channel));

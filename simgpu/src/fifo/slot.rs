@@ -1,4 +1,4 @@
-//! An engine as seen by the host unit: the engine model, and the context that it contains.
+//! An engine as seen by the host unit: the engine model, and the loaded context.
 
 use crate::clock::CardNs;
 use crate::cx::Cx;
@@ -18,7 +18,7 @@ use simgpu_memory::mmu::{Access, AddressSpace, MmuFault};
 /// Amount of work in bytes after which other users of the card may run.
 const PIECE_BYTES: u64 = 256 << 10;
 
-/// State of the engine.
+/// Operating state of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Condition {
     /// The engine's firmware is not running.
@@ -34,7 +34,7 @@ pub(crate) enum Condition {
     Hung,
 }
 
-/// The context that an engine contains.
+/// The context that is loaded in an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Resident {
     /// The channel if the host unit loaded the context, or `None` if the driver loaded it through FECS.
@@ -204,7 +204,7 @@ impl Slot {
         Ok(true)
     }
 
-    /// Saves the engine's context, if any. If saving fails, the engine keeps the context.
+    /// Saves the engine's context, if any. If saving fails, the context remains resident, but its state is lost.
     pub(crate) fn evict(&mut self, cx: &Cx) -> Result<(), MmuFault> {
         if let Some(resident) = self.resident {
             let state = self.engine.save();
@@ -410,7 +410,7 @@ const COPY_CONTEXT_BYTES: u64 = 0x100;
 
 /// Offset of the method state in a context image. The driver's data before this offset is preserved.
 const STATE_OFFSET: u64 = 0x10;
-/// Magic number in the header of the method state. Its low half is the number of words.
+/// Magic number in the upper half of the method state's header. The lower half is the number of words.
 const STATE_MAGIC: u32 = 0x5347_0000;
 /// Maximum number of words of method state.
 const STATE_WORDS_MAX: usize = 1024;

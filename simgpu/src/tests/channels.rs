@@ -88,7 +88,7 @@ fn release_writes_payload_and_time() {
 
 #[test]
 fn acquire_waits_for_another_channel_in_every_form() {
-    // Each case has the operation, the payload, and the value in memory before and after the release.
+    // Each case consists of the operation, the payload, and the value in memory before and after the release.
     let forms = [(1, 7, 6, 7), (4, 7, 6, 8), (8, 4, 3, 12), (1 | 1 << 12, 7, 6, 7), (4 | 1 << 12, 7, 0xffff_fff0, 7)];
     for (how, payload, before, after) in forms {
         let mut driver = Driver::new(&small());
@@ -222,7 +222,7 @@ fn doorbell_rung_by_a_copy_is_seen() {
     driver.run_until_idle();
     let at = driver.buffer(&other, SEM, 1, 9);
     driver.queue(&mut other, &release(SEM, 1));
-    // The writer maps the other channel's USERD page, and releases a semaphore to its GP_PUT.
+    // The writer maps the other channel's USERD page, and releases a semaphore at the page's GP_PUT.
     let userd = u64::from(driver.peek(other.instance + 8)) & !0xfff;
     driver.map(writer.space, A, super::driver::At::Vram(userd), 1);
     driver.push(&mut writer, &methods(0, 0x10, &[0, A as u32 + 0x8c, 1, 2 | 1 << 24]));

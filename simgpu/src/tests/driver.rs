@@ -59,12 +59,12 @@ pub struct Channel {
 }
 
 impl Driver {
-    /// Creates a card with a manual clock and initializes it.
+    /// Creates a driver of a new card with a manual clock, and initializes the card.
     pub fn new(config: &Config) -> Self {
         Self::on(Arc::new(SimGpu::for_test(config)))
     }
 
-    /// Initializes `card`.
+    /// Creates a driver of `card`, and initializes the card.
     pub fn on(card: Arc<SimGpu>) -> Self {
         let nowhere = Space { directory: 0, table: 0 };
         let mut driver = Self { card, next: 0x10_0000, bar1: nowhere, userd: 0, runlist: Vec::new() };
@@ -161,7 +161,7 @@ impl Driver {
     /// Creates an empty address space.
     pub fn space(&mut self) -> Space {
         let space = Space { directory: self.vram(16), table: self.vram(64) };
-        // Enter the small-page table, which is in VRAM.
+        // Add the small-page table, which is in VRAM, to the directory.
         self.poke(space.directory + 4, ((space.table >> 12) as u32) << 4 | 1);
         space
     }
@@ -174,7 +174,7 @@ impl Driver {
         self.poke(instance + 0x20c, 0xff);
     }
 
-    /// Maps pages as valid and writable.
+    /// Maps `pages` pages at `va` as valid and writable.
     pub fn map(&self, space: Space, va: u64, at: At, pages: u64) {
         for page in 0..pages {
             let (address, high) = match at {

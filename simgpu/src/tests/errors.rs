@@ -108,7 +108,7 @@ fn channel_without_pgraph_context_copies_and_faults_on_pgraph() {
     let mut driver = Driver::new(&small());
     let (mut copies, mut good) = (driver.channel(1), driver.channel(2));
     driver.submit_runlist(&[1, 2]);
-    // Clear the pointers, as nouveau does when it closes a channel.
+    // Clear the context pointers, as nouveau does when it closes a channel.
     [0x210, 0x214].into_iter().for_each(|offset| driver.poke(copies.instance + offset, 0));
     for (channel, seed) in [(&copies, 1), (&good, 3)] {
         driver.buffer(channel, A, 1, seed);
@@ -250,7 +250,7 @@ fn hung_engine_holds_its_channel_until_it_is_reset() {
     driver.advance(1_000_000_000);
     assert_eq!(driver.rd(pfifo::PREEMPT::OFFSET), 0x0010_0001, "the preemption does not complete");
     assert_eq!((driver.rd(pfifo::INTR::OFFSET) & 0x100, driver.rd(pfifo::SCHED_ERROR_REASON::OFFSET)), (0x100, 0x0a));
-    // Both drivers check that the engine is busy and mid-switch.
+    // Drivers check that the engine is busy and in the middle of a switch.
     assert_eq!(driver.rd(pfifo::ENGINE_STATUS::at(0)), 0x9004_1001);
     driver.wr(pfifo::INTR::OFFSET, 0x100);
     driver.advance(5_000_000_000);

@@ -29,7 +29,7 @@ fn value() -> impl Strategy<Value = u32> {
         Just(0),
         Just(u32::MAX),
         (0u32..32).prop_map(|bit| 1 << bit),
-        // Use existing pages, with flags.
+        // Generate addresses of existing pages, with flag bits.
         (0u32..0x400, 0u32..16).prop_map(|(page, flags)| page << 4 | flags),
         (0u32..0x400).prop_map(|page| 0xc000_0000 | page),
     ]

@@ -12,8 +12,8 @@ pub(super) const BANK: u64 = 0x180_0000;
 pub(super) const DATA: u64 = 0x200_0000;
 pub(super) const SEM: u64 = 0x300_0000;
 
-/// Iterates as often as the third parameter specifies. Then adds the second parameter to each word of the data to which
-/// the first parameter points.
+/// Loops for the number of iterations in the third parameter, and then adds the second parameter to each word of the
+/// data at the address in the first parameter.
 pub(super) const ADD: &str = ".kernel k
     S2R R0, SR_TID.X
     S2R R1, SR_CTAID.X
@@ -225,7 +225,8 @@ fn time_of_a_kernel_follows_from_its_instructions() {
     }
 }
 
-/// Adds to one word per thread, in a loop. The words are separated by a stride in bytes.
+/// Adds to one word per thread, in a loop. The second parameter is the distance between the words of adjacent threads,
+/// in bytes.
 const STRIDE: &str = ".kernel k
     S2R R0, SR_TID.X
     MOV R1, c[0][0x24]

@@ -105,7 +105,7 @@ fn late_host_does_not_delay_start_of_card_work() {
         driver.advance(takes(2));
         let (begins, switches) = if off { (4_000, 2) } else { (1_000, 1) };
         assert_eq!(stamp(&driver), (begins + takes(switches)) & !31, "{off}");
-        // The same applies after work has completed.
+        // A doorbell that rings after earlier work has completed also starts its work without delay.
         let rung = 8_000 + takes(2);
         driver.push(&mut channel, &copy);
         driver.card.gpu().advance(2_000);
@@ -136,7 +136,7 @@ fn copy_engine_and_pgraph_work_at_the_same_time() {
     }
 }
 
-/// A way for a driver to remove a channel from its engine, as its name and function.
+/// Name and implementation of a way for a driver to remove a channel from its engine.
 type Removal = (&'static str, fn(&mut Driver));
 
 #[test]

@@ -28,8 +28,8 @@ pub(super) struct Cursor<'a> {
     at: usize,
 }
 
-/// Returns true for characters that may occur in names. A dot starts a suffix. Otherwise, it occurs only in labels and
-/// directives.
+/// Returns true for characters that may occur in names. A dot starts a suffix. Otherwise, it occurs only in labels,
+/// directives and special registers.
 const fn in_name(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == '_' || c == '$'
 }

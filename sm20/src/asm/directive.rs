@@ -9,7 +9,7 @@ use crate::ir::Form;
 
 /// Maximum `.align` value in bytes.
 const MAX_ALIGNMENT: i64 = 4096;
-/// Maximum number of registers per thread, without RZ.
+/// Maximum number of registers per thread, excluding RZ.
 const MAX_REGISTERS: i64 = 63;
 /// Maximum shared memory per block in bytes.
 const MAX_SHARED: i64 = 48 << 10;
@@ -19,8 +19,8 @@ const MAX_BARRIERS: i64 = 16;
 /// Maximum size of the parameters in bytes.
 const MAX_PARAMS: i64 = 4096;
 
-/// Handles a directive in the first pass. `start` is the position of its name `word`, and `cursor` is the position
-/// after it.
+/// Applies a directive to `layout`, in the first pass. `start` is the position of its name `word`, and `cursor` is the
+/// position after it.
 pub(super) fn first_pass<'a>(
     layout: &mut Layout<'a>,
     word: &str,
@@ -157,7 +157,7 @@ pub(super) fn name(cursor: &mut Cursor<'_>, symbols: &mut Symbols) -> Result<(),
     Ok(())
 }
 
-/// Skips to the next operand.
+/// Returns the position of the next operand.
 fn operand(mut cursor: Cursor<'_>) -> Cursor<'_> {
     cursor.skip_spaces();
     cursor
@@ -174,7 +174,7 @@ fn new_name<'a>(cursor: &mut Cursor<'a>) -> Result<&'a str, Failure> {
     }
 }
 
-/// Reads a number from 0 to `limit`, which must fit in 32 bits.
+/// Reads a number from 0 to `limit`. Rejects numbers that do not fit in 32 bits.
 fn ranged(cursor: &mut Cursor<'_>, symbols: &Symbols, limit: i64) -> Result<u32, Failure> {
     let at = operand(*cursor);
     let value = expression(cursor, symbols)?;

@@ -6,7 +6,7 @@ use super::symbols::{Symbols, usable};
 use super::{AsmError, Kernel, MAX_BYTES, MAX_ERRORS, directive};
 use crate::ir::Form;
 
-/// Code produced by a statement.
+/// Kind of a statement for the second pass.
 #[derive(Clone, Copy)]
 pub(super) enum Place {
     Instruction {
@@ -17,7 +17,7 @@ pub(super) enum Place {
     Data {
         form: Form,
     },
-    /// Padding of this number of words with NOPs.
+    /// NOPs that fill this number of words.
     Padding {
         words: u32,
     },
@@ -33,7 +33,7 @@ pub(super) struct Item<'a> {
     pub(super) kernel: Option<usize>,
 }
 
-/// A kernel and its declarations.
+/// A kernel, and flags that are set if it declares its number of registers or barriers.
 #[derive(Default)]
 pub(super) struct Draft {
     pub(super) kernel: Kernel,
@@ -47,7 +47,7 @@ pub(super) struct Layout<'a> {
     pub(super) items: Vec<Item<'a>>,
     pub(super) kernels: Vec<Draft>,
     pub(super) symbols: Symbols,
-    /// Number of bytes so far.
+    /// Offset of the next statement from the start of the code, in bytes.
     pub(super) address: u32,
 }
 
@@ -117,7 +117,7 @@ impl<'a> Layout<'a> {
         self.advance(padding, at)
     }
 
-    /// Starts a kernel here.
+    /// Starts a kernel at the next multiple of 8 bytes.
     pub(super) fn open_kernel(&mut self, name: &str, at: Cursor<'a>) -> Result<(), Failure> {
         self.align(8, at)?;
         self.close_kernel();

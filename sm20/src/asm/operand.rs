@@ -118,7 +118,7 @@ struct Operands<'a, 'b> {
     end: i64,
     /// Column of the mnemonic.
     at: u32,
-    /// True if a 32-bit immediate follows.
+    /// True until the 32-bit immediate of a `32I` mnemonic has been parsed.
     long: bool,
     /// True until the first operand has been parsed.
     first: bool,
@@ -229,7 +229,8 @@ impl<'b> Operands<'_, 'b> {
         }
     }
 
-    /// Skips a prefix that is not part of a number, and the parentheses around a number that follows it.
+    /// Parses an operand after an optional `prefix`, and returns true if the prefix is present and is not part of a
+    /// number. The operand may then be in parentheses.
     fn prefixed<T>(&mut self, prefix: char, read: impl FnOnce(&mut Self) -> Read<T>) -> Read<(bool, T)> {
         let mut ahead = *self.cursor;
         ahead.take(|c| c == prefix);
@@ -251,8 +252,7 @@ impl<'b> Operands<'_, 'b> {
         Ok((true, value))
     }
 
-    /// Returns true if the next text is an operand that permits the prefix, rather than a name that is part of a
-    /// number.
+    /// Returns true if the next text is an operand that permits the prefix, rather than a name in an expression.
     fn is_operand(&self, mut cursor: Cursor<'b>) -> bool {
         match cursor.peek() {
             Some('(' | '|') => true,
@@ -266,7 +266,7 @@ impl<'b> Operands<'_, 'b> {
         }
     }
 
-    /// Parses `R0`, `R0+4`, `R0-4` or `4`, up to a bracket.
+    /// Parses `[R0]`, `[R0+4]`, `[R0-4]` or `[4]`.
     fn base_and_offset(&mut self, limit: (i64, i64)) -> Read<(Register, i64)> {
         self.cursor.expect("[")?;
         self.cursor.skip_spaces();
@@ -408,7 +408,7 @@ impl Visitor for Operands<'_, '_> {
 
     fn address(&mut self, address: &mut Address) -> Read<()> {
         self.next()?;
-        // Parse the number again as unsigned, because it may be an address without a register.
+        // Also accept unsigned numbers, because the number may be an address without a register.
         let (base, offset) = self.base_and_offset((i32::MIN.into(), u32::MAX.into()))?;
         address.base = base;
         let unsigned = u32::try_from(offset).map(u32::cast_signed);

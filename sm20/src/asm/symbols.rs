@@ -58,7 +58,7 @@ impl Symbols {
     }
 }
 
-/// Returns the register with a name from R0 to R62, or RZ.
+/// Returns the register that a name denotes, from R0 to R62, or RZ.
 pub(super) fn plain_register(name: &str) -> Option<Register> {
     match split(name)? {
         ('R', "Z" | "z") => Some(Register::ZERO),
@@ -67,7 +67,7 @@ pub(super) fn plain_register(name: &str) -> Option<Register> {
     }
 }
 
-/// Returns the predicate with a name from P0 to P6, or PT.
+/// Returns the predicate that a name denotes, from P0 to P6, or PT.
 pub(super) fn plain_predicate(name: &str) -> Option<Predicate> {
     match split(name)? {
         ('P', "T" | "t") => Some(Predicate::TRUE),
@@ -86,7 +86,7 @@ fn number(digits: &str) -> Option<u8> {
     if digits.chars().all(|c| c.is_ascii_digit()) { digits.parse().ok() } else { None }
 }
 
-/// Returns true if a name can be defined, because it is neither a register nor a number.
+/// Returns true if a name can be defined: it is not a register, a reserved word or a number.
 pub(super) fn usable(name: &str) -> bool {
     let reserved = ["pc", "c", "C", "PR", "CC"].contains(&name);
     let starts_well = name.chars().next().is_some_and(|c| !c.is_ascii_digit());

@@ -1,4 +1,4 @@
-//! Bit fields of 64-bit words. Positions and widths are constants in the tables. They are less than 64.
+//! Bit fields of 64-bit words. Positions and widths are constants below 64 in the tables.
 
 /// Returns a word with the low `width` bits set.
 pub(super) const fn ones(width: u32) -> u64 {

@@ -1,4 +1,5 @@
-//! Control instructions (type 7). Bits 5 to 9 test the condition code. Pushes, calls and traps have no guard.
+//! Control instructions (type 7). Bits 5 to 9 select a test of the condition code. Pushes, calls and traps have no
+//! guard.
 
 use super::address::Goto;
 use super::field::*;

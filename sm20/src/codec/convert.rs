@@ -28,7 +28,7 @@ rows! { ROWS, Guard, true, 0x8;
     }
 }
 
-/// Rejects combinations that can be expressed by the fields but are not supported by the instructions.
+/// Rejects combinations that the fields can express but the instructions do not support.
 pub(super) fn check(op: &Op) -> Result<(), FieldReason> {
     match *op {
         Op::F2F { to, from, rounding, integer, upper_half, .. } => {

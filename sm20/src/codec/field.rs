@@ -25,7 +25,7 @@ pub(super) trait Field {
     /// Returns the field's value in `word`.
     fn get(&self, word: u64) -> Result<Self::Value, Reason>;
 
-    /// Returns a word that contains only this value.
+    /// Returns a word with `value` in this field and zeros elsewhere.
     fn put(&self, value: Self::Value) -> Result<u64, Reason>;
 }
 
@@ -239,7 +239,7 @@ impl Field for Special {
     }
 }
 
-/// A modifier.
+/// A modifier field.
 pub(super) struct Coded<T> {
     at: u32,
     width: u32,
@@ -251,7 +251,7 @@ pub(super) const fn coded<T: Code>(at: u32) -> Coded<T> {
     narrow(at, T::WIDTH)
 }
 
-/// Creates a modifier field that supports only the first few values.
+/// Creates a modifier field that supports only the values whose codes fit in `width` bits.
 pub(super) const fn narrow<T: Code>(at: u32, width: u32) -> Coded<T> {
     Coded { at, width, of: PhantomData }
 }
@@ -324,7 +324,7 @@ impl Field for Int {
 pub(super) enum Immediate {
     /// Sign-extended.
     Signed,
-    /// The immediate is the upper bits of a word.
+    /// The immediate is the upper 20 bits of the word.
     Upper,
 }
 
@@ -556,8 +556,8 @@ impl Field for RegSrc {
     }
 }
 
-/// A barrier number or count. It is a register at `register` or, if bit `select` is set, an immediate of `width` bits
-/// at the same position.
+/// A barrier number or count. It is a register at `at` or, if bit `select` is set, an immediate of `width` bits at the
+/// same position.
 pub(super) struct BarrierField {
     pub at: u32,
     pub width: u32,

@@ -9,10 +9,10 @@ const VALUE: Reg = Reg(14);
 const ATOM_DST: Reg = Reg(43);
 const NO_C: Fixed<Register> = Fixed(Register::ZERO);
 
-/// The first eight operations.
+/// Field for the first eight atomic operations.
 const OPERATION: Coded<AtomicOp> = narrow(5, 3);
-/// Only ADD, MIN and MAX. MAX has code 2, so two bits exclude all other operations except for INC, which [`check`]
-/// rejects.
+/// Field for the signed operations, which are only ADD, MIN and MAX. MAX has code 2, so two bits exclude all other
+/// operations except for INC, which [`check`] rejects.
 const SIGNED_OPERATION: Coded<AtomicOp> = narrow(5, 2);
 
 rows! { ROWS, Guard, true, 0x8;
@@ -79,7 +79,7 @@ rows! { ROWS, Guard, true, 0x8;
     }
 }
 
-/// Rejects combinations that can be expressed by the fields but are not supported by the instructions.
+/// Rejects combinations that the fields can express but the instructions do not support.
 pub(super) fn check(op: &Op) -> Result<(), (&'static str, Reason)> {
     match op {
         Op::Atom { operation: AtomicOp::Inc, kind: AtomicType::S32, .. }

@@ -9,7 +9,7 @@ const DST: Reg = Reg(14);
 const A: Reg = Reg(20);
 const P: Pred = Pred(17);
 const SRC: Small = Small { at: 26, select: 8 };
-/// Source of three-operand instructions with a third operand that occupies the guard bits.
+/// Source operand of instructions whose third operand occupies the guard bits.
 const SRC_OF_3: Small = Small { at: 26, select: 6 };
 const THIRD: RegSrc = RegSrc(8);
 const CC: Flag = Flag(23);

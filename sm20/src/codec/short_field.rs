@@ -7,11 +7,11 @@ use crate::ir::*;
 const SUCH_SOURCE: Reason = "this kind of operand cannot be encoded in 32 bits";
 const TOO_WIDE: Reason = "the value does not fit the 32-bit encoding's field";
 
-/// Constant banks that a short encoding can address. The selector value before that of the first bank selects a
-/// register.
+/// Constant banks that a short encoding can address. Selector 0 selects a register, and selector `n` selects bank
+/// `BANKS[n - 1]`.
 const BANKS: [u8; 3] = [0, 1, 16];
 
-/// A register, or one of the first 64 words of three constant banks, at `at`. The selector is at `select`.
+/// A register, or one of the first 64 words of a bank in [`BANKS`], at `at`. The selector is at `select`.
 pub(super) struct Small {
     pub at: u32,
     pub select: u32,
@@ -113,7 +113,8 @@ impl Field for SplitImmediate {
     }
 }
 
-/// The upper 12 bits of a word, at bit 20. They count as a 32-bit immediate. Otherwise, zero would have two encodings.
+/// The upper 12 bits of a word, in a field at bit 20. They are treated as a 32-bit immediate. Otherwise, zero would
+/// have two encodings.
 pub(super) struct UpperImmediate;
 
 impl Field for UpperImmediate {
@@ -158,8 +159,8 @@ impl Field for Count {
     }
 }
 
-/// An address in units of the access size, which consists of an 8-bit displacement (two bits at bit 8, six at bit 26)
-/// and a base at bit 20.
+/// An address that consists of an 8-bit displacement in units of the access size (two bits at bit 8, six at bit 26) and
+/// a base at bit 20.
 pub(super) struct Near {
     /// Left shift of the displacement, which is 2 or 3.
     pub shift: u32,

@@ -35,23 +35,23 @@ pub(super) struct Row {
     pub fields: fn() -> (u64, u64),
     /// Decodes a matching word.
     pub decode: fn(u64) -> Result<Op, FieldError>,
-    /// Encodes an operation without its guard. Returns `None` for other operations.
+    /// Encodes an operation, but not its guard. Returns `None` for other operations.
     pub encode: fn(&Op) -> Option<Result<u64, FieldError>>,
 }
 
-/// Returns the bits of all fields, and the bits that occur twice.
+/// Returns the bits of all fields, and the bits that occur more than once.
 pub(super) fn union(masks: &[u64]) -> (u64, u64) {
     masks.iter().fold((0, 0), |(all, twice), mask| (all | mask, twice | (all & mask)))
 }
 
-/// Returns a field's result, with its name in the error.
+/// Returns `result`, with the field's name in the error.
 pub(super) fn named<T>(field: &'static str, result: Result<T, Reason>) -> Result<T, FieldError> {
     result.map_err(|why| (field, why))
 }
 
 /// Defines a static table. The arguments are its name, the use of the guard bits, a flag that is true if bit 4 is the
 /// join flag, and the bits that are added to every mask. These are bit 3 for the 64-bit encodings, because the sources
-/// give their opcodes without it.
+/// list the opcodes without this bit.
 ///
 /// Each row has the form `Variant value / mask { field: codec, ... }`. Several fields before one colon are encoded
 /// together by the codec. Bits outside the mask and all fields are reserved.
@@ -101,7 +101,7 @@ macro_rules! group {
     };
 }
 
-/// Expands to the type of one reference's target, or of several targets as a tuple.
+/// Expands to the dereferenced value of one name, or of several names as a tuple.
 macro_rules! values {
     ($field:ident) => {
         *$field

@@ -72,8 +72,8 @@ fn every_row_is_the_same_in_both_directions() {
         let (fields, _) = (row.fields)();
         let free = covered(row) & !row.mask;
         assert_eq!(free & fields, fields);
-        // One word in sixteen is valid: eight of the 32 values of one field, and one of the four values of an adjacent
-        // field.
+        // In the sparsest row, one word in sixteen is valid: eight of the 32 values of one field, and one of the four
+        // values of an adjacent field.
         let valid = (0..4000).filter(|_| round_trip(row.value | random.u64(..) & free)).count();
         assert!(valid >= 50, "{}: only {valid} of 4000 words decode", row.name);
     }
@@ -95,7 +95,7 @@ fn single_bits_that_no_field_covers_are_refused() {
 fn every_operation_has_an_encoding() {
     for (name, template) in Op::TEMPLATES {
         let op = match template() {
-            // Otherwise, the target would be relative, which this operation does not support.
+            // Use an absolute target, because this operation does not support the default, a relative one.
             Op::Jmp { test, uniform, limit, .. } => {
                 Op::Jmp { target: crate::Target::Absolute(0), test, uniform, limit }
             }

@@ -119,7 +119,7 @@ codes! {
         Rsq64H = 7 "RSQ64H",
     }
 
-    /// Function for which an argument is prepared.
+    /// Functions whose arguments RRO prepares.
     RangeReduction: 1 {
         /// MUFU.SIN and MUFU.COS.
         #[default] SinCos = 0 "SINCOS",
@@ -347,7 +347,7 @@ codes! {
         Ltu = 9 "LTU",
         /// Equal or unordered.
         Equ = 10 "EQU",
-        /// Less than, equal or unordered.
+        /// Less, equal or unordered.
         Leu = 11 "LEU",
         /// Greater or unordered.
         Gtu = 12 "GTU",

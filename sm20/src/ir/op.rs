@@ -20,7 +20,7 @@ macro_rules! ops {
         /// - `saturate`: `.SAT`, clamps integers to the signed range, and floats to 0 to 1 (a NaN becomes 0);
         /// - `ftz`: flushes denormal operands and results to zero of the same sign; `fmz`: like `ftz`, and zero times
         ///   anything is zero;
-        /// - `negate_*`: floating-point or arithmetic negation; `invert_*`: bitwise;
+        /// - `negate_*`: floating-point or arithmetic negation; `invert_*`: bitwise inversion;
         /// - `test`: lanes in which the test of the condition code fails skip a control instruction;
         /// - `width`, `address`, `cache`: parameters of a memory access.
         ///
@@ -99,10 +99,10 @@ ops! {
     Lop "LOP" {
         dst: Register, write_cc: bool, a: Register, b: Source, logic: LogicOp, invert_a: bool, invert_b: bool, carry_in: bool,
     }
-    /// a << b. Shift counts above 31 result in zero. If `wrap` is true, only the low five bits are used.
+    /// a << b. Shift counts above 31 result in zero. If `wrap` is true, only the low five bits of the count are used.
     Shl "SHL" { dst: Register, write_cc: bool, a: Register, b: Source, wrap: bool, carry_in: bool }
-    /// a >> b. If `reverse` is true, the bits of a are first reversed. Shift counts are treated as in SHL, but saturate
-    /// to all sign bits.
+    /// a >> b. If `reverse` is true, the bits of a are first reversed. Shift counts are treated as in SHL, but if
+    /// `signed` is true, counts above 31 result in copies of the sign bit.
     Shr "SHR" {
         dst: Register, write_cc: bool, a: Register, b: Source, signed: bool, wrap: bool, reverse: bool, carry_in: bool,
     }
@@ -150,7 +150,7 @@ ops! {
     }
     /// a if the comparison of c with zero is true, or b otherwise.
     FCmp "FCMP" { dst: Register, a: Register, b: Source, c: Source, compare: Compare, ftz: bool }
-    /// Multi-function unit.
+    /// Function of the multi-function unit.
     Mufu "MUFU" { dst: Register, a: FloatOperand, function: MultiFunction, saturate: bool }
     /// Prepares an argument for MUFU.
     Rro "RRO" { dst: Register, b: FloatOperand, function: RangeReduction }
@@ -203,7 +203,7 @@ ops! {
 
     // Moves, selection, predicates.
 
-    /// b. In each group of four lanes, only lanes with a set bit in `lanes` are written.
+    /// Copy of b. In each group of four lanes, only lanes with a set bit in `lanes` are written.
     Mov "MOV" { dst: Register, b: Source, lanes: u8 }
     /// a if `select` is true, or b otherwise.
     Sel "SEL" { dst: Register, a: Register, b: Source, select: PredicateOperand }

@@ -84,8 +84,8 @@ pub enum Source {
     Register(Register),
     /// A constant bank word, or the two words that start there.
     Constant(ConstAddress),
-    /// A 20-bit immediate. It is widened by sign extension for integers, is the upper 20 bits of the word for single
-    /// precision, and is the upper 20 bits of the upper word for double precision (the lower word is zero).
+    /// A 20-bit immediate. For integers, it is sign-extended. For single precision, it is the upper 20 bits of the
+    /// word. For double precision, it is the upper 20 bits of the upper word, and the lower word is zero.
     Immediate(u32),
     /// A 32-bit immediate of the `32I` forms.
     LongImmediate(u32),
@@ -100,7 +100,7 @@ impl Default for Source {
 /// A word in a constant bank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ConstAddress {
-    /// Bank number, from 0 to 31. On this hardware, banks starting at 16 belong to the driver and the compiler.
+    /// Bank number, from 0 to 31. On this hardware, banks 16 and above belong to the driver and the compiler.
     pub bank: u8,
     /// Offset in bytes. It is a multiple of 4, except in branch targets, which keep the low bits of the word.
     pub offset: u16,
@@ -109,7 +109,7 @@ pub struct ConstAddress {
 /// A floating-point operand with its modifiers. The absolute value is taken before the negation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FloatOperand {
-    /// The value. Most first operands must be registers.
+    /// The value. In most operations, the first operand must be a register.
     pub source: Source,
     /// True for `-`.
     pub negate: bool,
@@ -124,7 +124,8 @@ pub struct Address {
     pub base: Register,
     /// Displacement in bytes.
     pub offset: i32,
-    /// True for `.E`: the address is 64 bits wide, and `base` is a register pair. Only for global and generic accesses.
+    /// True for `.E`: the address is 64 bits wide, and `base` is a register pair. Valid only for global and generic
+    /// accesses.
     pub wide: bool,
 }
 
@@ -136,7 +137,7 @@ pub enum Target {
     /// Offset in bytes from the start of the code segment.
     Absolute(u32),
     /// The target is in a constant bank word. Relative instructions (BRA, BRX, CAL and the stack pushes) treat the word
-    /// as a displacement from the end of the instruction, and other instructions treat it as an absolute address.
+    /// as a displacement from the end of the instruction. Other instructions treat it as an absolute address.
     Constant(ConstAddress),
 }
 
@@ -180,7 +181,7 @@ impl SpecialRegister {
     pub const TID_Y: Self = Self(0x22);
     /// Thread index, z.
     pub const TID_Z: Self = Self(0x23);
-    /// Parameter of the launch.
+    /// Data of the method that launched the grid.
     pub const CTA_PARAM: Self = Self(0x24);
     /// Block index, x.
     pub const CTAID_X: Self = Self(0x25);
@@ -196,7 +197,7 @@ impl SpecialRegister {
     pub const NTID_Y: Self = Self(0x2a);
     /// Block dimension, z.
     pub const NTID_Z: Self = Self(0x2b);
-    /// Parameter of the grid.
+    /// Grid parameter, which a method sets before the launch.
     pub const GRID_PARAM: Self = Self(0x2c);
     /// Grid dimension, x.
     pub const NCTAID_X: Self = Self(0x2d);
@@ -206,21 +207,21 @@ impl SpecialRegister {
     pub const NCTAID_Z: Self = Self(0x2f);
     /// Generic address of the shared memory window.
     pub const SWIN_LO: Self = Self(0x30);
-    /// Size of the shared memory window.
+    /// Size of the shared memory window in bytes.
     pub const SWIN_SZ: Self = Self(0x31);
-    /// Size of shared memory.
+    /// Size of shared memory in bytes.
     pub const SMEM_SZ: Self = Self(0x32);
     /// Number of shared memory banks.
     pub const SMEM_BANKS: Self = Self(0x33);
     /// Generic address of the local memory window.
     pub const LWIN_LO: Self = Self(0x34);
-    /// Size of the local memory window.
+    /// Size of the local memory window in bytes.
     pub const LWIN_SZ: Self = Self(0x35);
-    /// Size of the part of local memory at positive addresses.
+    /// Size in bytes of the part of local memory at positive addresses.
     pub const LMEM_LO_SZ: Self = Self(0x36);
     /// First valid address of the part of local memory at negative addresses.
     pub const LMEM_HI_OFF: Self = Self(0x37);
-    /// The bit of the lane itself.
+    /// Mask of the lane itself.
     pub const EQ_MASK: Self = Self(0x38);
     /// Mask of all lower lanes.
     pub const LT_MASK: Self = Self(0x39);

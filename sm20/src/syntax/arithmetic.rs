@@ -1,9 +1,10 @@
-//! Syntax of integer, logic, float and conversion operations. Each function returns true if it handles the operation.
+//! Syntax of integer, logic, float and conversion operations. Each function visits only its own operations, and returns
+//! false for others.
 
 use super::{Kind, Sign, Visitor, small, unless};
 use crate::ir::*;
 
-/// Visits the operands of an addition. A subtracted operand has a minus sign, and `.PO` adds one.
+/// Visits the operands of an addition. A subtracted operand has a minus sign. `.PO` adds 1 to the sum.
 fn sum<V: Visitor>(
     v: &mut V,
     mode: &mut AddMode,
@@ -26,7 +27,7 @@ fn sum<V: Visitor>(
     Ok(())
 }
 
-/// Visits a register with a prefix.
+/// Visits a register with an optional sign prefix.
 fn signed_reg<V: Visitor>(
     v: &mut V,
     register: &mut Register,

@@ -1,4 +1,5 @@
-//! Syntax of moves, memory accesses and control instructions. Each function returns true if it handles the operation.
+//! Syntax of moves, memory accesses and control instructions. Each function visits only its own operations, and returns
+//! false for others.
 
 use super::{Kind, Visitor, small, unless};
 use crate::ir::*;
@@ -86,7 +87,7 @@ pub(super) fn moves<V: Visitor>(op: &mut Op, v: &mut V) -> Result<bool, V::Error
     Ok(true)
 }
 
-/// Returns the number of registers for a memory value.
+/// Returns the number of registers that contain a value of this width.
 const fn registers(width: Width) -> u8 {
     match width {
         Width::U8 | Width::S8 | Width::U16 | Width::S16 | Width::B32 => 1,

@@ -59,7 +59,7 @@ impl Display for Displacement {
 }
 
 /// An instruction in assembler syntax, without a semicolon. Relative targets are written as `pc+0x10`, where the number
-/// is that of bytes from the end of the instruction.
+/// is a distance in bytes from the end of the instruction.
 impl Display for Instruction {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         if let Op::Unsupported { name, word } = self.op {
@@ -123,7 +123,7 @@ impl Printer {
     }
 }
 
-/// Formats an immediate. Floats that are numbers are decimal. Doubles are derived from their upper word.
+/// Formats an immediate. Finite floats are decimal. Doubles are derived from their upper word.
 fn immediate(value: u32, kind: Kind) -> String {
     match kind {
         Kind::Int | Kind::Long => {
@@ -141,7 +141,7 @@ fn double(upper: u32) -> f64 {
     f64::from_bits(u64::from(upper).wrapping_shl(32))
 }
 
-/// Adds a prefix directly to a name, or around a parenthesized number.
+/// Adds a prefix to a name, or to a number, which is then parenthesized.
 fn prefixed(prefix: &str, text: &str) -> String {
     if prefix.is_empty() || text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '|') {
         format!("{prefix}{text}")

@@ -3,7 +3,7 @@
 use super::text::word_of;
 use crate::{Op, decode, encode};
 
-/// From an sm_20 example in NVIDIA's manual "CUDA Binary Utilities".
+/// Words and text from an sm_20 example in NVIDIA's manual "CUDA Binary Utilities".
 const MANUAL: &[(u64, &str)] = &[
     (0x2800_4404_0000_5de4, "MOV R1, c[0x1][0x100]"),
     (0x2800_4000_8001_9de4, "MOV R6, c[0x0][0x20]"),
@@ -12,8 +12,8 @@ const MANUAL: &[(u64, &str)] = &[
     (0x8000_0000_0000_1de7, "EXIT"),
 ];
 
-/// From cuobjdump listings for sm_20 and sm_30 (which encode these instructions identically) in NVIDIA's developer
-/// forums and a blog post on disassembly.
+/// Words and text from cuobjdump listings for sm_20 and sm_30 (which encode these instructions identically) in NVIDIA's
+/// developer forums and a blog post on disassembly.
 const LISTINGS: &[(u64, &str)] = &[
     (0x4000_0000_0000_1de4, "NOP"),
     (0x2c00_0000_9800_9c04, "S2R R2, SR_CTAID.Y"),
@@ -41,8 +41,8 @@ const LISTINGS: &[(u64, &str)] = &[
     (0x5000_0000_0810_5ca3, "IMUL R1, R1, R2"),
 ];
 
-/// Programs from Mesa's GPU library routines, and Mesa's programs that read counters. Mesa contains the assembly text
-/// and the words produced by envytools' assembler. The text here is ours.
+/// Routines from Mesa's GPU library, and Mesa's programs that read counters. Mesa contains the assembly text and the
+/// words produced by envytools' assembler. The text here is ours.
 const MESA_PROGRAMS: &[(u64, &str)] = &[
     (0x7800_0000_0400_9c03, "FLO.U32 R2, R1"),
     (0x7c20_9cdd, "LOP.XOR.E32 R2, R2, 0x1f"),
@@ -98,7 +98,7 @@ const MESA_PROGRAMS: &[(u64, &str)] = &[
     (0x9400_0000_00a0_1fc5, "ST.E.WT.128 [R10], R0"),
 ];
 
-/// From Gdev's matrix addition test, which includes envytools' disassembly. The text here is ours.
+/// Words from Gdev's matrix addition test, which includes envytools' disassembly. The text here is ours.
 const GDEV: &[(u64, &str)] = &[
     (0x2008_4000_3020_9c03, "IMAD.U32.U32 R2, R2, c[0x0][0xc], R4"),
     (0x1880_4000_e001_dc03, "ISETP.LT.U32.AND P0, PT, R0, c[0x0][0x38], P0"),
@@ -108,7 +108,7 @@ const GDEV: &[(u64, &str)] = &[
     (0x4800_4000_9041_dc43, "IADD.X R7, R4, c[0x0][0x24]"),
 ];
 
-/// Opcodes from asfermi, an assembler for the same hardware, with all operands 0. Unlike in both other sources, bit 58
+/// Opcodes from asfermi, an assembler for the same hardware, with all operands 0. Unlike in the other sources, bit 58
 /// of its DADD is also set.
 const ASFERMI: &[(u64, &str)] = &[
     (0x3800_0000_0000_1c04, "B2R R0, 0x0"),
@@ -120,8 +120,8 @@ const ASFERMI: &[(u64, &str)] = &[
     (0xd000_0000_0000_1c05, "CCTLL.QRY1 R0, [R0]"),
 ];
 
-/// Words that Mesa's emitter for this hardware would write. They are assembled by hand from its opcode constants and
-/// field positions, as a source in addition to envytools' tables.
+/// Words that Mesa's emitter for this hardware would write. They were assembled by hand from Mesa's opcode constants
+/// and field positions, as a source in addition to envytools' tables.
 const MESA_EMITTER: &[(u64, &str)] = &[
     (0x3008_0000_0c20_5c40, "FFMA.FTZ R1, R2, R3, R4"),
     (0x3108_4000_8020_5f20, "FFMA.RP.SAT R1, -R2, c[0x0][0x20], -R4"),

@@ -62,7 +62,8 @@ proptest! {
         }
     }
 
-    /// Checks that the assembly of valid parts of the language in any order results in a program or in errors.
+    /// Checks that assembling valid parts of the language in any order results in a program or in errors, without a
+    /// panic.
     #[test]
     fn any_mixture_gives_a_program_or_errors(pieces in prop::collection::vec(0..PIECES.len(), 0..40)) {
         let source: String = pieces.iter().map(|n| PIECES[*n]).collect();

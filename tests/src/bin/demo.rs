@@ -1,7 +1,7 @@
 //! `cargo xtask demo`: two stock guests share a card, copy concurrently, and verify every byte.
 //!
-//! Boots Debian's 6.1 and 6.12 kernels in parallel, each with a vGPU on the same software card, loads stock nouveau in
-//! both, runs `gpu-workloads all` in both concurrently, and prints a table. The exit status is 0 only if all results
+//! Boots Debian's 6.1 and 6.12 kernels in parallel, each with a vGPU on the same software card, and loads stock nouveau
+//! in both. Runs `gpu-workloads all` in both concurrently, and prints a table. The exit status is 0 only if all results
 //! were verified.
 
 use std::process::ExitCode;

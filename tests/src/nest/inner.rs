@@ -1,7 +1,7 @@
 //! VMs inside a machine, under its own KVM, with vGPUs of its daemon.
 //!
 //! Each VM has a serial line to this process: its QEMU uses a line of the machine's serial PCI card. A VM's RAM
-//! consists of huge pages of the machine, because each page mapped for a card is a message to the outer daemon.
+//! consists of huge pages of the machine, because each page mapped for a card causes a message to the outer daemon.
 
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -47,7 +47,7 @@ impl InnerSpec {
         Self { name, kernel: "6.1", paravirtual: false, memory_mib: 320 }
     }
 
-    /// Returns the path of the VM's files in the machine, without suffix.
+    /// Returns the path of the VM's files in the machine, excluding the suffix.
     fn image(&self) -> String {
         format!("guests/{}{}", self.kernel, if self.paravirtual { "-pv" } else { "" })
     }
@@ -106,7 +106,8 @@ pub(super) fn prepare(shape: Shape<'_>, config: &mut VmConfig, folder: &Path) ->
     let whole = shape.vms.iter().all(|spec| spec.memory_mib.is_multiple_of(HUGE_MIB));
     ensure!(whole && huge_mib.is_multiple_of(HUGE_MIB), "the RAM size is not a multiple of the huge page size");
     config.memory_mib += huge_mib;
-    // With one thread per CPU, two of five machines failed. With a single thread, the stock driver is too slow.
+    // Use one thread per CPU only for the stock driver, which is too slow with a single thread. With one thread per
+    // CPU, two of five machines failed.
     let wants_threads = shape.vms.iter().any(|spec| !spec.paravirtual);
     let threads = if wants_threads { images::ensure_svm(&images::Progress::stderr())? } else { None };
     match threads {
@@ -190,7 +191,7 @@ impl<'a> InnerVm<'a> {
         ran.map_err(|error| self.explain(error)).with_context(|| format!("VM {}: {command}", self.name))
     }
 
-    /// Starts a concurrent command in the guest.
+    /// Starts a command in the guest that runs concurrently with other commands.
     pub fn start(&self, command: &str) -> Result<Pending<'a>> {
         self.agent.start(command)
     }
@@ -217,7 +218,7 @@ impl<'a> InnerVm<'a> {
         self.finish(self.start(&format!("run /bin/gpu-workloads {args}"))?, args)
     }
 
-    /// Waits for a running workload.
+    /// Waits for a running workload, and fails unless every result was verified.
     pub fn finish(&self, pending: Pending<'_>, args: &str) -> Result<Smoke> {
         let output = pending.wait_within(COMMAND_LIMIT).map_err(|error| self.explain(error))?;
         let smoke = guest::parse_smoke(&output)?;

@@ -19,7 +19,7 @@ const SLACK: Slack = Slack { mappings: 64, resident_kib: 16 << 10, pools: &["adm
 /// Time limit for the daemon to detect that a VM is gone.
 const NOTICE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A VM in the configuration. Successive guests use it.
+/// A VM in the configuration, under which guests run one after another.
 struct Seat {
     name: String,
     vm: Vm,
@@ -27,7 +27,7 @@ struct Seat {
     drives: bool,
 }
 
-/// All VMs of one daemon.
+/// A daemon and its VMs.
 struct Host {
     daemon: Daemon,
     random: fastrand::Rng,
@@ -35,7 +35,7 @@ struct Host {
 }
 
 impl Host {
-    /// Boots a VM, with or without its driver, in seat `name` of the daemon's configuration.
+    /// Starts a guest as VM `name` of the daemon's configuration, with a driver if `drives` is true.
     fn seated(&mut self, name: String, drives: bool) -> Result<Seat> {
         let mut config = VmConfig::new(&name, tests::images()?, ["6.1", "6.12"][self.random.usize(..2)])?;
         config = config.with_gpu(self.daemon.vm_socket(&name));
@@ -44,7 +44,7 @@ impl Host {
         Ok(Seat { name, vm, drives })
     }
 
-    /// Waits until the VM has booted, and loads its driver if the seat has one.
+    /// Waits until the VM has booted, and loads and tests its driver if it has one.
     fn settle(seat: &Seat) -> Result<()> {
         seat.vm.wait_ready()?;
         if seat.drives {
@@ -59,7 +59,7 @@ impl Host {
         Ok(())
     }
 
-    /// Ends one VM, in the middle of its work if its driver is loaded. Another VM then uses the same seat.
+    /// Ends one VM, in the middle of its work if its driver is loaded. Another guest then runs under the same VM name.
     fn event(&mut self) -> Result<String> {
         let at = self.random.usize(..self.seats.len());
         let Seat { name, vm, drives } = self.seats.remove(at);
@@ -116,8 +116,8 @@ impl Host {
         })
     }
 
-    /// Reads the daemon's resources from its own accounting and from the kernel. Reads the former first, because this
-    /// connection itself uses a descriptor.
+    /// Reads the daemon's resources from its own accounting and from the kernel. Reads the kernel's numbers first,
+    /// because the connection for the accounting uses a descriptor of the daemon.
     fn holdings(&self) -> Result<(Value, Vec<String>, Holdings)> {
         let holdings = Holdings::for_process(self.daemon.pid(), CARD_MIB << 10)?;
         let card = self.daemon.ctl_json(&["card", "show", "card0"])?;
@@ -134,7 +134,7 @@ fn come_and_go(name: &str, count: usize) -> Result<()> {
     let daemon = Daemon::start(name, |paths| card_toml(paths, CARD_MIB as u32))?;
     let seed = setting("GPU_MEDIATOR_CHURN_SEED", 1) << 8 | count as u64;
     let mut host = Host { daemon, random: fastrand::Rng::with_seed(seed), seats: Vec::new() };
-    // Add a VM, because the daemon allocates some persistent resources with the first VM.
+    // Add and remove a VM, because the daemon allocates some persistent resources for its first VM.
     host.add("first")?;
     drop(Client::connect(&host.daemon.vm_socket("first"))?);
     host.daemon.ctl(&["vm", "remove", "first"])?.success()?;

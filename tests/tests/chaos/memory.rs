@@ -1,5 +1,5 @@
-//! Tests stock guests whose memory moves at random. Together, they use several times the card's memory, and chunks move
-//! after every few submissions. Meanwhile, VMMs and the daemon are killed.
+//! Tests guests whose memory moves at random. Together, they use several times the card's memory, and chunks move after
+//! every few submissions. Meanwhile, VMMs and the daemon are killed.
 
 use std::time::Duration;
 
@@ -10,8 +10,8 @@ use tests::{Daemon, Output, Vm, VmConfig, wait};
 /// Time limit for the daemon to detect the end of a VM, and for chunks to move.
 const NOTICE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Returns the configuration of a card with `vram_mib` MiB, of which the mediator reserves `reserve_mib`, with chunks
-/// of `chunk_kib` KiB and a random move after every `every` submissions.
+/// Returns the configuration of a card with `vram_mib` MiB of VRAM and chunks of `chunk_kib` KiB. The mediator reserves
+/// `reserve_mib` MiB, and moves random chunks after every `every` submissions.
 fn stirred_toml(paths: &tests::Paths, vram_mib: u32, reserve_mib: u32, chunk_kib: u32, every: u32) -> String {
     let card = card_toml(paths, vram_mib) + &format!("reserve_mib = {reserve_mib}\nchunk_kib = {chunk_kib}\n");
     card + "overcommit = true\n" + &format!("memory = {{ host_mib = 256, chaos_every = {every}, chaos_seed = 6 }}\n")

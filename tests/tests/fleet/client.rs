@@ -11,7 +11,7 @@ use tests::daemon::run_to_end;
 use tests::guest::{card_toml, vm_toml};
 use tests::wait::Scratch;
 
-/// Table of a second card.
+/// Configuration table of a second card.
 const OTHER_CARD: &str = "\n[[card]]\nname = \"card1\"\nkind = \"simgpu\"\nvram_mib = 256\n";
 /// Time limit for generating the client. The generator is downloaded the first time.
 const CLIENT_LIMIT: Duration = Duration::from_secs(400);

@@ -77,7 +77,7 @@ fn encrypted_disk_works_for_nbd_clients_after_its_card_is_gone() -> Result<()> {
     clients(COPY)?;
     let by_card = fs::read(path("disk"))?;
     ensure!(by_card != plain, "the file contains the plain text");
-    // After the operator has removed the VM, the device continues with the CPU.
+    // After the operator has removed the VM, the device encrypts with the CPU.
     daemon.ctl(&["vm", "remove", VM])?.success()?;
     clients(COPY)?;
     let log = fs::read_to_string(path("log"))?;

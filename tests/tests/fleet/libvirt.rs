@@ -26,7 +26,8 @@ const PROFILE: &str = "printf '#include <tunables/global>\nprofile test /usr/bin
     }\n' > /tmp/profile && apparmor_parser --skip-kernel-load --skip-cache /tmp/profile && apparmor_parser --skip-kernel-load --skip-cache \
     --preprocess /tmp/profile | grep -q 'run/gpu-mediator/[*].sock rw'";
 
-/// Waits until a text appears in the guest's replies or on its console.
+/// Waits until at least `count` lines of `file` contain a text. The files contain the guest's replies and its console
+/// output.
 fn wait_for_text(host: &Debian, what: &str, file: &str, count: u32) -> Result<()> {
     host.until(what, &format!("test $(grep -c '{what}' /srv/vm/{file}) -ge {count}"), WAIT_TIMEOUT).map(drop)
 }
@@ -75,7 +76,7 @@ fn domains_of_libvirt_have_vgpus() -> Result<()> {
     host.ok("printf '1 load\\n' > /srv/vm/agent.in")?;
     wait_for_text(host, "1 = 0", "answers", 1)?;
     host.ok("grep 'Initialized nouveau' /srv/vm/console.log")?;
-    // The guest starts again, with the same vGPU.
+    // Reboot and reset the guest, which must keep its vGPU.
     let before = json(host, "vm show web")?;
     host.ok("printf '2 reboot\\n' > /srv/vm/agent.in")?;
     wait_for_text(host, "READY", "answers", 2)?;
@@ -88,7 +89,7 @@ fn domains_of_libvirt_have_vgpus() -> Result<()> {
     ensure!(after["counters"]["resets"].as_u64() > before["counters"]["resets"].as_u64(), "{after:#}");
     host.ok("virsh --quiet destroy web")?;
     is_gone(host)?;
-    // Kill QEMU. The hook cleans up even if libvirt is stopped and detects the exit later.
+    // Kill QEMU. The hook must clean up, even if libvirt is stopped and detects the exit later.
     start(host)?;
     host.ok("kill -9 $(cat /run/libvirt/qemu/web.pid)")?;
     is_gone(host)?;

@@ -7,7 +7,8 @@ use crate::site::{Form, json, start_service, start_up};
 #[test]
 fn rpm_installs_serves_and_goes() -> Result<()> {
     let Some(host) = start_up("rpm", Form::Rpm)? else { return Ok(()) };
-    // A file changed by an administrator is kept, and the package's version is stored next to it.
+    // A configuration file changed by an administrator is kept, and the package's version of the file is stored next to
+    // it.
     host.ok("grep -q desktop /etc/gpu-mediator.toml && test -e /etc/gpu-mediator.toml.rpmnew")?;
     let changed = host.sh("rpm --verify --nodeps gpu-mediator")?;
     ensure!(changed.lines.iter().all(|line| line.ends_with(" c /etc/gpu-mediator.toml")), "{}", changed.text());

@@ -19,8 +19,8 @@ const ADDRESS: &str = "127.0.0.1:9470";
 /// A program name with markup.
 const HOSTILE: &str = "<b>x";
 const SOCKET: &str = "/run/n1/admin.sock";
-/// The software card's host memory, with a slow bus so that the page can show a move in progress. Also, tenants and a
-/// VM with different settings.
+/// Configuration keys of the software card, and tables of tenants and a VM with different settings. The card has host
+/// memory and a slow bus, so that the page can show a move in progress.
 const USERS: &str = "memory.host_mib = 64
 time = { copy_mib_per_s = 1024, bus_mib_per_s = 4 }
 
@@ -79,7 +79,7 @@ fn shown(document: &str) -> BTreeMap<(String, String), String> {
     values
 }
 
-/// Returns the same values from the API for all users of all cards.
+/// Returns the values that the page must show for all users of all cards, according to the API. See [`shown`].
 fn expected(host: &Debian) -> Result<BTreeMap<(String, String), String>> {
     let list = |value: &Value, key: &str| value[key].as_array().cloned().unwrap_or_default();
     let mut values = BTreeMap::new();
@@ -116,7 +116,7 @@ fn add_expected(values: &mut BTreeMap<(String, String), String>, memory: &[Value
     Ok(())
 }
 
-/// Returns a value of a user on the page.
+/// Returns the value that the page shows for a user in a column.
 fn value(document: &str, user: &str, label: &str) -> Result<u64> {
     let values = shown(document);
     let value = values.get(&(user.to_owned(), label.to_owned()));
@@ -145,7 +145,7 @@ fn page_shows_moves(host: &Debian) -> Result<()> {
     })
 }
 
-/// Checks the metrics that the page's port serves for a daemon with tenants and a VM, with Prometheus' `promtool`.
+/// Runs Prometheus' `promtool` on the metrics that the page's port serves for a daemon with tenants and a VM.
 fn metrics_pass_promtool(host: &Debian) -> Result<()> {
     let document = host.browse("--dump-dom", &format!("http://{ADDRESS}/metrics"))?;
     let text = document.split_once("<pre").and_then(|(_, rest)| rest.split_once('>')).context("no text")?.1;
@@ -167,12 +167,12 @@ fn metrics_pass_promtool(host: &Debian) -> Result<()> {
     Ok(())
 }
 
-/// Returns the daemon's status on the page.
+/// Returns the daemon's status as shown on the page.
 fn daemon_on_page(document: &str) -> Result<Tag> {
     tags(document, "data-generation").pop().with_context(|| document.to_owned())
 }
 
-/// Upgrades the daemon while its users work, and checks that the page shows the same next generation as the API.
+/// Upgrades the daemon while its users work, and checks that the page shows the upgrade as the API reports it.
 fn page_shows_upgrade(host: &Debian) -> Result<()> {
     let document = host.browse("--dump-dom", &format!("http://{ADDRESS}/"))?;
     let before = daemon_on_page(&document)?;
@@ -199,7 +199,7 @@ fn end_daemon(host: &Debian) -> Result<()> {
     host.until("the daemon to exit", &format!("! kill -0 {pid} 2>/dev/null"), WAIT_TIMEOUT).map(drop)
 }
 
-/// Takes a screenshot, checks the file, and saves it in the folder named in the environment variable.
+/// Takes a screenshot, checks the file, and saves it in the folder that the environment variable names, if it is set.
 fn screenshot(host: &Debian, name: &str, options: &str) -> Result<()> {
     host.browse(&format!("--screenshot=/tmp/{name} --hide-scrollbars {options}"), &format!("http://{ADDRESS}/"))?;
     let picture = host.browser_file(&format!("/tmp/{name}"))?;
@@ -245,8 +245,8 @@ fn page_in_browser_shows_what_the_api_says() -> Result<()> {
     let document = wait::until("the page to agree with the API", WAIT_TIMEOUT, || {
         let before = expected(host)?;
         let document = host.browse("--dump-dom", &format!("http://{ADDRESS}/"))?;
-        // Both tenants always have work, and together have received more than half of the last second. The guest also
-        // computes, on its own card.
+        // Both tenants always have work, and together have received more than half of the card time in the last second.
+        // The guest also computes, on its own card.
         let all = shown(&document);
         let received_by = |users: &[&str]| -> u32 {
             let received =

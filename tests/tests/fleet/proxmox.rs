@@ -7,7 +7,7 @@ use crate::site::{Form, WAIT_TIMEOUT, blocks, json, start_service, start_up};
 
 /// The operator's guide, with the commands that create and start the VM.
 const PAGE: &str = include_str!("../../../docs/guides/proxmox.md");
-/// Stores configurations as Proxmox does, calls the hook in each phase, and starts QEMU with a VM's `args`.
+/// Script that stores configurations as Proxmox does, calls the hook in each phase, and starts QEMU with a VM's `args`.
 const QM: &str = r#"#!/bin/sh
 set -e
 command=$1 vmid=$2
@@ -72,7 +72,7 @@ fn hook_of_proxmox_makes_and_removes_vgpus() -> Result<()> {
     is_connected(host)?;
     host.ok("qm stop 100")?;
 
-    // Neither a VM without a profile nor a VM with a vGPU created by an administrator may start.
+    // A VM must not start without a profile, with two profiles, or with a vGPU created by an administrator.
     let refused = host.sh("qm set 100 --tags web && qm start 100")?;
     ensure!(refused.code == 1 && refused.text().contains("VM 100 has no tag gpu-PROFILE"), "{}", refused.text());
     let refused = host.sh("qm set 100 --tags 'gpu-a;gpu-b' && qm start 100")?;

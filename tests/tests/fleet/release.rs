@@ -50,7 +50,7 @@ fn workspace() -> PathBuf {
     images::cache::workspace()
 }
 
-/// Runs xtask.
+/// Runs xtask, and fails unless it succeeds.
 fn xtask(arguments: &[&str], paths: &[&Path]) -> Result<Ended> {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(["run", "--quiet", "--package", "xtask", "--"]).args(arguments).args(paths);

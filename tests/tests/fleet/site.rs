@@ -15,9 +15,9 @@ use tests::wait::Scratch;
 
 /// Time limit for building the package, including `cargo`.
 const PACKAGE_LIMIT: Duration = Duration::from_secs(400);
-/// Time limit of waits. It only detects hangs.
+/// Time limit of a wait. It only detects hangs.
 pub const WAIT_TIMEOUT: Duration = Duration::from_secs(300);
-/// Size of each CUDA card in MiB.
+/// Memory size of each CUDA card in MiB.
 pub const CARD_MIB: u64 = 1024;
 
 /// Command that configures podman for a host without a disk for layers, networks, or separate control groups.
@@ -26,7 +26,7 @@ pub const CONTAINERS: &str = "mkdir -p /etc/containers && printf '[storage]\\ndr
     cgroup_manager = \"cgroupfs\"\\nevents_logger = \"none\"\\n[containers]\\nlog_driver = \"k8s-file\"\\n' > \
     /etc/containers/containers.conf && printf '{\"default\":[{\"type\":\"insecureAcceptAnything\"}]}' > /etc/containers/policy.json";
 
-/// Script that creates the users of the packages' own scripts, and two users that run jobs.
+/// Script that creates the users that the packages' own scripts would create, and two users that run jobs.
 const ACCOUNTS: &str = r#"set -e
 cat >> /etc/passwd <<END
 munge:x:110:110::/nonexistent:/usr/sbin/nologin
@@ -58,7 +58,7 @@ pub enum Form {
     Rpm,
 }
 
-/// Builds the package of the programs under test in one format.
+/// Builds a package of the programs under test, in format `form`.
 fn package(folder: &Path, form: Form) -> Result<PathBuf> {
     let programs = binary("mediatord")?;
     let programs = programs.parent().context("a folder of programs")?;
@@ -133,7 +133,7 @@ pub fn start_node(host: &Debian, name: &str) -> Result<()> {
     start_node_with(host, name, "", "")
 }
 
-/// Calls [`start_node`] with additional keys in `[daemon]` and additional tables.
+/// Starts a daemon like [`start_node`], but with additional keys in `[daemon]` and additional tables.
 pub fn start_node_with(host: &Debian, name: &str, keys: &str, tables: &str) -> Result<()> {
     let config = format!(
         "[daemon]\n{keys}admin_socket = \"/run/{name}/admin.sock\"\nsocket_dir = \"/run/{name}\"\nstate_dir = \"/var/lib/{name}\"\n\n\

@@ -9,7 +9,7 @@ use tests::{Debian, wait};
 
 use crate::site::{CARD_MIB, Form, WAIT_TIMEOUT, blocks, json, names, run_node, start_node_with, start_up};
 
-/// The operator's guide.
+/// Text of the operator's guide to Slurm.
 const PAGE: &str = include_str!("../../../docs/guides/slurm.md");
 /// Names of the nodes.
 const NODES: [&str; 2] = ["n1", "n2"];
@@ -54,7 +54,8 @@ fn start(host: &Debian) -> Result<()> {
     start_with(host, SLURM, GRES, "")
 }
 
-/// Calls [`start`] with other configurations of Slurm, and with additional tables in the daemons' configurations.
+/// Starts Slurm like [`start`], but with other Slurm configurations, and with additional tables in the daemons'
+/// configurations.
 fn start_with(host: &Debian, slurm: &str, gres: &str, tables: &str) -> Result<()> {
     host.write("/etc/slurm/slurm.conf", 0o644, slurm)?;
     host.write("/etc/slurm/gres.conf", 0o644, gres)?;
@@ -176,7 +177,7 @@ fn ledger(host: &Debian) -> Result<BTreeMap<u32, Value>> {
     Ok(jobs)
 }
 
-/// Checks that no node has leftovers of a job.
+/// Checks that no tenants, sockets or folders of jobs remain on the nodes.
 fn nothing_is_left(host: &Debian) -> Result<()> {
     for node in NODES {
         let socket = format!("/run/{node}/admin.sock");
@@ -322,7 +323,7 @@ fn is_restarted(host: &Debian, job: u32, has_memory: &str) -> Result<()> {
     Ok(())
 }
 
-/// Simulates a node that loses power while a job runs, and returns.
+/// Simulates a node that loses power while a job runs, and is later restarted.
 fn is_lost(host: &Debian) -> Result<()> {
     let lost = submit(host, "alice", "--nodelist=n2 --gres=shard:40", &hold(100))?;
     let has = format!(
@@ -394,7 +395,7 @@ fn forty_jobs_leave_nothing_and_their_accounts_add_up() -> Result<()> {
     let host = &host;
     start(host)?;
     let began = Instant::now();
-    // Two jobs with equal shards and weights of 3:1 are alone on a node, and share its card 3:1.
+    // Run two jobs alone on a node, with equal shards and weights of 3:1. They must share the card 3:1.
     let busy = format!("cuda-program busy --kernel-us 1000 --ms {}", BUSY.as_millis());
     let heavy = submit(host, "alice", "--nodelist=n1 --gres=shard:10 --gpu-weight=300", &busy)?;
     let light = submit(host, "bob", "--nodelist=n1 --gres=shard:10 --gpu-weight=100", &busy)?;

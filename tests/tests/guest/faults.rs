@@ -17,7 +17,7 @@ fn troubles(log: &[klog::Line]) -> Vec<&str> {
         .collect()
 }
 
-/// Returns such lines of the guest's kernel log, except for the first `before` ones.
+/// Returns the [`troubles`] in the guest's kernel log after the first `before` ones.
 fn news(vm: &Vm, before: usize) -> Result<Vec<String>> {
     Ok(troubles(&vm.kernel_log()?).into_iter().skip(before).map(str::to_owned).collect())
 }
@@ -56,7 +56,8 @@ impl Scene {
         Ok(Self { daemon, vm, neighbour, quiet })
     }
 
-    /// Causes one fault. For each list of words, the guest kernel must log a line that contains all of them.
+    /// Causes a fault of type `what`. For each list of words, the guest kernel must log a line that contains all of
+    /// them.
     fn faulty(&self, what: &str, lines: &[&[&str]]) -> Result<()> {
         let before = troubles(&self.vm.kernel_log()?).len();
         let smoke = guest::smoke(&self.vm, &format!("faulty --what {what}"))?;
@@ -130,7 +131,7 @@ mod full {
         only_the_culprit_is_told("6.1")
     }
 
-    /// Runs the same test with the paravirtual driver, which must not affect the other results.
+    /// Runs the same test with the paravirtual driver, which must not affect the results.
     #[test]
     fn linux_6_12_pv_is_notified_of_gpu_kernel_errors_and_recovers() -> Result<()> {
         only_the_culprit_is_told_of_its_kernels("6.12", true)

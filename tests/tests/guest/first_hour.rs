@@ -16,7 +16,7 @@ use tests::wait::Scratch;
 
 use crate::service::package;
 
-/// The operator's guide.
+/// Text of the operator's guide.
 const PAGE: &str = include_str!("../../../docs/guides/operating.md");
 /// Path of the host's curl, which the guide's commands use.
 const CURL: &str = "/usr/bin/curl";
@@ -27,7 +27,8 @@ const CARD: &str = "FAKE_CUDA_FOLDER=/run/gpu-mediator/card FAKE_CUDA_MIB=1088";
 /// Time limit of commands and waits. It only detects hangs.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Adds curl. Copies this machine's libraries to a separate folder, so that they do not replace the guest's libraries.
+/// Adds curl to the guest's files. Copies this machine's libraries to a separate folder, so that they do not replace
+/// the guest's libraries.
 fn add_curl(files: &mut Files) -> Result<()> {
     files.copy(Path::new(CURL), "opt/curl/curl", 0o755)?;
     let mut loader = None;
@@ -52,7 +53,7 @@ fn shown(host: &Host, path: &str) -> Result<Value> {
     json(host, &format!("curl --silent --show-error --fail {ADDRESS}/{path}"))
 }
 
-/// Checks that the status page shows the same values as the tool.
+/// Checks that the status page shows both VMs, with the same values as `mediatorctl`.
 fn page_shows_both_vms(host: &Host) -> Result<()> {
     for (path, arguments) in [
         ("v1/vms", "vm list"),
@@ -78,7 +79,7 @@ fn page_shows_both_vms(host: &Host) -> Result<()> {
     Ok(())
 }
 
-/// Installs the fake driver in place of NVIDIA's, and the folder that represents its card.
+/// Installs the fake driver in place of NVIDIA's, and creates the folder that represents its card.
 fn install_driver(host: &Host) -> Result<()> {
     let libraries = "/usr/lib/x86_64-linux-gnu";
     for name in ["libcuda.so.1", "libnvidia-ml.so.1"] {
@@ -90,7 +91,8 @@ fn install_driver(host: &Host) -> Result<()> {
     host.ok(&format!("ldconfig; {card} && mkdir -p {folder} && printf '{lines}' > {folder}/fake.conf")).map(drop)
 }
 
-/// Checks that the page shows both tenants with the tool's values, and the memory of one tenant's program.
+/// Checks that the page shows both tenants with the same values as `mediatorctl`, and the memory of one tenant's
+/// program.
 fn page_shows_both_tenants(host: &Host) -> Result<()> {
     let user = "setpriv --reuid=gpu-mediator --regid=gpu-mediator --clear-groups";
     let run = "mediatorctl run --tenant training -- cuda-program hold --mib 64";

@@ -39,8 +39,8 @@ fn compiled(folder: &Path, part: &str, name: &str, library: &Path) -> Result<Pat
     Ok(program)
 }
 
-/// Returns the path of the driver API library under its soname. Its folder is next to that of the built libraries,
-/// because guests mount their own file system at `/tmp`.
+/// Copies the driver API library to a file named after its soname. Returns the file's path. The file's folder is next
+/// to the built libraries, because guests mount their own file system at `/tmp`.
 fn driver_library() -> Result<PathBuf> {
     let built = library("libgdev_cuda.so")?;
     let folder = built.with_file_name("gdev-driver-api");
@@ -96,7 +96,7 @@ fn c_programs_compute_and_share_memory_in_a_guest() -> Result<()> {
     ensure!(on_host("add", &[&target])? == "verified 100000 words");
     ensure!(on_host("wrong", &[&target])? == "0 mistakes");
     ensure!(on_host("driver", &[])? == "verified 100000 words");
-    // The segments of programs that have ended are detached.
+    // The segments of programs that have ended must be detached.
     guest::await_counter(&daemon, VM, "pv_attachments", |attachments| attachments == 0)?;
     assert_eq!(complaints(&vm.kernel_log()?), Vec::<&str>::new());
     Ok(())

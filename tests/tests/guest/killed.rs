@@ -49,7 +49,7 @@ fn works(vm: &Vm, qemu: u32) -> Result<()> {
     Ok(())
 }
 
-/// Tests a guest whose VMM maps memory for the apertures. The next device must reuse this memory.
+/// Tests a guest whose VMM maps memory for the apertures. The next daemon's device must reuse this memory.
 fn goes_on_after_kills(name: &str, kernel: &str) -> Result<()> {
     let mut daemon = Daemon::start_as_service(name, |paths| card_toml(paths, 128) + &vm_toml(name, 64))?;
     let vm = Vm::launch(&VmConfig::new(name, tests::images()?, kernel)?.with_gpu(daemon.vm_socket(name)))?;

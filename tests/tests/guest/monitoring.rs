@@ -32,7 +32,7 @@ const VMS: [&str; 2] = ["web", "build"];
 const VM_MIB: u32 = 32;
 /// Time limit for a server to respond, and for Prometheus to read all metrics.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
-/// Virtual address of the source buffer.
+/// GPU virtual address of the source buffer.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 
@@ -46,7 +46,7 @@ impl Server {
         Ok(Self(child.with_context(|| format!("cannot start {command:?}"))?))
     }
 
-    /// Waits until `path` is available at `port`.
+    /// Waits until `path` is served on `port`.
     fn wait_ready(&mut self, port: u16, path: &str) -> Result<()> {
         wait::until(&format!("{path} at port {port}"), ANSWER_TIMEOUT, || {
             if let Some(status) = self.0.try_wait()? {
@@ -102,7 +102,7 @@ fn value(port: u16, of: &str) -> Result<Option<f64>> {
     value.map(|value| value.parse().with_context(|| of.to_owned())).transpose()
 }
 
-/// Returns guests that have copied data.
+/// Connects a guest to each VM, and copies data in it.
 fn guests(daemon: &Daemon) -> Result<Vec<(Driver<RemoteGuest>, Channel)>> {
     let guest = |name: &&str| -> Result<_> {
         let guest = RemoteGuest::connect(&daemon.vm_socket(name), u64::from(VM_MIB) << 20)?;
@@ -118,7 +118,7 @@ fn guests(daemon: &Daemon) -> Result<Vec<(Driver<RemoteGuest>, Channel)>> {
     VMS.iter().map(guest).collect()
 }
 
-/// Returns the values in the output of `mediatorctl`, as queries and their expected results.
+/// Returns queries and their expected results, which are taken from the output of `mediatorctl`.
 fn expected(daemon: &Daemon) -> Result<Vec<(String, f64)>> {
     let memory = daemon.ctl_json(&["memory", "show", "card0"])?;
     let number = |value: &Value| value.as_f64().with_context(|| format!("no number in {memory}"));
@@ -193,7 +193,7 @@ fn prometheus_through_documented_proxy_matches_mediatorctl() -> Result<()> {
     let vms: String = VMS.iter().map(|name| vm_toml(name, VM_MIB)).collect();
     let mut daemon = Daemon::start("monitoring", |paths| card_toml(paths, 128) + MEMORY + &vms)?;
     let guests = guests(&daemon)?;
-    // Evict memory to the host permanently.
+    // Set a quota that keeps some of the VM's memory evicted to the host.
     daemon.ctl(&["memory", "set-quota", "web", "2"])?.success()?;
     wait::until("memory of VM web in the host", ANSWER_TIMEOUT, || {
         let memory = daemon.ctl_json(&["memory", "show", "card0"])?;

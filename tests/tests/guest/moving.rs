@@ -22,7 +22,8 @@ const DEAD_LIMIT: Duration = Duration::from_secs(30);
 /// Names of the daemon's cards.
 const CARDS: [&str; 4] = ["card0", "card1", "card2", "card3"];
 
-/// Returns the tables of four cards with host memory. The third card has memory for only one working guest.
+/// Returns the configuration tables of four cards with host memory. The third card has memory for only one working
+/// guest.
 fn cards_toml(paths: &Paths) -> String {
     let memory = "memory = { host_mib = 320, chaos_every = 50, chaos_seed = 7 }\n";
     let more = |name: &str, vram_mib: u32| {

@@ -1,5 +1,5 @@
-//! Tests guests with the paravirtual driver, which manages page tables, channels and memory through calls, alongside a
-//! guest with the stock driver on the same card. Also tests device memory shared between channels.
+//! Tests guests with the paravirtual driver alongside a guest with the stock driver on the same card. The paravirtual
+//! driver manages page tables, channels and memory through calls. Also tests device memory shared between channels.
 
 use anyhow::{Context, Result};
 use gdev::{SegmentRequest, Target};
@@ -16,7 +16,7 @@ const HOST: &str = "host";
 /// Command for all workloads, at a size that an emulated guest completes in seconds.
 const ALL: &str = "run /bin/gpu-workloads workload --name all --scale 1";
 
-/// Returns the table of a VM with the paravirtual interface.
+/// Returns the configuration table of a VM with the paravirtual interface.
 pub(super) fn offered(name: &str, vram_mib: u32, more: &str) -> String {
     vm_toml(name, vram_mib) + &format!("paravirtual = {{ offered = true{more} }}\n")
 }
@@ -65,7 +65,7 @@ fn paravirtual_guests_of_both_kernels_run_with_a_stock_guest() -> Result<()> {
     for vm in &vms[..2] {
         let smoke = guest::smoke(vm, "all --quick")?;
         assert!(smoke.bytes > 1 << 20, "{}", smoke.line);
-        // Unbind and rebind the driver. No tables may remain.
+        // Unbind the driver, after which no page tables may remain, and bind it again.
         vm.run_within("unbind", guest::LOAD_LIMIT)?.success()?;
         guest::await_counter(&daemon, vm.name(), "pv_tables", |tables| tables == 0)?;
         vm.run_within("bind", guest::LOAD_LIMIT)?.success()?;

@@ -28,7 +28,7 @@ pub fn package(folder: &Path, options: &[&str]) -> Result<PathBuf> {
     Ok(ended.stdout.trim().into())
 }
 
-/// Creates the same package with another version in `folder`.
+/// Creates a copy of the package in `folder`, with another version.
 fn reversioned(package: &Path, version: &str, folder: &Path) -> Result<PathBuf> {
     let tree = folder.join(version);
     let run = |command: &mut Command| run_to_end(command, PACKAGE_LIMIT)?.success();
@@ -55,7 +55,7 @@ const EXPOSURE: u32 = 6;
 /// Number of VMs. Each VM requests more than half of the card.
 const VMS: u32 = 8;
 const VRAM_MIB: u32 = 40;
-/// Time limit of waits. It only detects hangs.
+/// Time limit of a wait. It only detects hangs.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 const SITE: &str = r#"[daemon]
@@ -84,7 +84,7 @@ fn host() -> Result<Host> {
     Host::boot("service", files)
 }
 
-/// Returns a property of the service in systemd.
+/// Returns a systemd property of the service.
 fn property(host: &Host, name: &str) -> Result<String> {
     host.ok(&format!("systemctl show --value --property={name} gpu-mediator"))
 }
@@ -96,7 +96,7 @@ fn drop_in(host: &Host, name: &str, lines: &str) -> Result<()> {
     host.ok(&format!("{command} && systemctl daemon-reload")).map(drop)
 }
 
-/// Returns the output of `mediatorctl` for the administrator.
+/// Runs `mediatorctl` as the administrator, and returns its parsed output.
 fn json(host: &Host, arguments: &str) -> Result<Value> {
     let command = format!("mediatorctl --json {arguments}");
     let text = host
@@ -163,7 +163,7 @@ fn is_installed(host: &Host) -> Result<()> {
     Ok(())
 }
 
-/// Checks the users, a card, and the permissions.
+/// Creates users and groups, configures a card, and checks the permissions.
 fn is_configured(host: &Host) -> Result<()> {
     for group in ["operators", "kvm"] {
         host.ok(&format!("addgroup --quiet --system {group}"))?;
@@ -284,7 +284,7 @@ fn is_stopped_and_started(host: &Host) -> Result<()> {
     host.ok("systemctl start gpu-mediator")?;
     assert_eq!(host.ok(folder)?, folders);
     assert_eq!(state(host)?, before);
-    // The container sees the new socket, and a VMM can use it.
+    // The container must see the new socket, and a VMM must be able to use it.
     let same = "test $(stat --format=%i /tmp/mounted/gpu.sock) = $(stat --format=%i /run/gpu-mediator/pod/gpu.sock)";
     host.ok(same)?;
     start(host, "pod", "root", &format!("light-vmm /tmp/mounted/gpu.sock {VRAM_MIB}"))?;

@@ -10,7 +10,7 @@ use tests::{Daemon, Vm, VmConfig, klog};
 /// channel, which Fermi lacks, and a display format, which a card without outputs lacks.
 const HARMLESS: [&str; 2] = ["failed to create ce channel, -22", "No compatible format found"];
 
-/// Starts one daemon and one VM with the given kernel, and loads nouveau.
+/// Starts one daemon and one VM with the given kernel, and waits until the guest has booted.
 fn one(name: &str, kernel: &str, hotplug: bool, more: &str) -> Result<(Daemon, Vm)> {
     let daemon = Daemon::start(name, |paths| card_toml(paths, 512) + &vm_toml(name, 256) + more)?;
     let mut config = VmConfig::new(name, tests::images()?, kernel)?.with_gpu(daemon.vm_socket(name));
@@ -78,7 +78,7 @@ fn linux_6_12_comes_up_and_copies_without_complaint() -> Result<()> {
 fn unbound_and_bound_again(kernel: &str) -> Result<()> {
     let (_daemon, vm) = one("rebind", kernel, false, "")?;
     guest::load_driver(&vm)?;
-    // Unbind the driver, first without earlier work, and then after work.
+    // Unbind the driver, first before any work, and then after work.
     vm.run_within("unbind", guest::LOAD_LIMIT)?.success()?;
     assert_eq!(complaints(&vm.kernel_log()?), Vec::<&str>::new());
     vm.run_within("bind", guest::LOAD_LIMIT)?.success()?;
@@ -152,7 +152,7 @@ fn two_guests_share_one_card() -> Result<()> {
     Ok(())
 }
 
-/// Runs each test with the other kernel.
+/// Runs each test with the kernel version that the default run omits.
 mod full {
     use super::*;
 

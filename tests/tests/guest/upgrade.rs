@@ -23,7 +23,7 @@ fn rounds() -> u64 {
 /// Environment variable with the path of an earlier version of the daemon, which alternates with the current version
 /// (see CONTRIBUTING.md). If it is not set, the current version is its own successor.
 const BEFORE: &str = "GPU_MEDIATOR_BEFORE";
-/// Virtual address of the source buffer.
+/// GPU virtual address of the source buffer.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 
@@ -41,7 +41,7 @@ impl Copies {
         Ok(Self { driver, channel, pages: 0 })
     }
 
-    /// Writes memory and copies it.
+    /// Writes a page of memory, copies it, and verifies the copy.
     pub(super) fn copy(&mut self) -> Result<()> {
         let Self { driver, channel, pages } = self;
         *pages += 1;
@@ -127,13 +127,13 @@ fn next_daemon_that_does_not_come_up_changes_nothing() -> Result<()> {
         refused(&mut daemon, &mut copies, what, said)?;
     }
     fs::write(daemon.config(), config)?;
-    // From here on, upgrades work in both directions.
+    // With the original program and configuration, several upgrades in a row must succeed.
     for upgrades in 1..=3 {
         let info = daemon.upgrade()?;
         assert_eq!(info["upgrades"], upgrades, "{info}");
         copies.iter_mut().try_for_each(|copies| copies.copy().with_context(|| daemon.log_tail()))?;
     }
-    // VMs can be added and removed, and the last daemon exits as the first one would have.
+    // Check that VMs can be removed, and that the last daemon exits as the first one would have.
     daemon.ctl(&["vm", "remove", "b"])?.success()?;
     assert!(!daemon.vm_socket("b").exists() && daemon.vm_socket("a").exists());
     let [a, _, mut c] = copies;

@@ -17,7 +17,7 @@ fn boot(daemon: &Daemon, name: &str, kernel: &str) -> Result<Vm> {
     Ok(vm)
 }
 
-/// Checks the output line of each workload, and that the kernel has no complaints.
+/// Checks the output line of each workload, and that the kernel has logged no complaints.
 fn all_verified(vm: &Vm, output: &Output) -> Result<()> {
     println!("VM {}:\n{}", vm.name(), output.text());
     let lines = |ok: &str| output.lines.iter().filter(|line| line.starts_with("RESULT ") && line.contains(ok)).count();

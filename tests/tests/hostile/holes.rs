@@ -21,7 +21,7 @@ const PARAVIRTUAL: RangeInclusive<u32> = 31..=38;
 /// Numbers of the holes whose attempts only read memory or write virtual registers, so that the mediator denies no
 /// access: residue, scheduler masks, the timer, interrupts, and configuration space.
 const VIRTUAL: [u32; 5] = [17, 21, 23, 27, 29];
-/// Time limit for the attempts of one hole.
+/// Time limit for all attempts at one hole.
 const HOLE_LIMIT: Duration = Duration::from_secs(240);
 
 /// Returns the sum of the daemon's violation counters for a VM.
@@ -31,7 +31,7 @@ fn counted(shown: &Value) -> u64 {
     counters.into_iter().chain([&shown["denied_total"]]).filter_map(Value::as_u64).sum()
 }
 
-/// Copies and verifies until `stop` is set. Returns the number of verified bytes.
+/// Copies and verifies data in the victim until `stop` is set. Returns the number of verified bytes.
 fn copy_until(victim: &Vm, stop: &AtomicBool) -> Result<u64> {
     let mut bytes = 0;
     while !stop.load(Ordering::Acquire) {

@@ -31,8 +31,8 @@ fn freed_memory_of_one_guest_is_not_seen_by_another() -> Result<()> {
     guest::load_driver(&victim)?;
     let filled = guest::smoke(&victim, &format!("fill --pattern {PATTERN}"))?;
     assert!(filled.line.contains("hits="), "{}", filled.line);
-    // Fill and free memory in a process of the victim. The memory still belongs to the victim's VM, and another VM sees
-    // only its own memory.
+    // Fill and free memory in a process of the victim. The memory still belongs to the victim's VM, and another VM can
+    // access only its own memory.
     daemon.ctl(&["vm", "add", "beside", "--card", "card0", "--vram-mib", "48"])?.success()?;
     let beside = boot(&daemon, "beside", "6.12")?;
     guest::load_driver(&beside)?;

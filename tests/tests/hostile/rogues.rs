@@ -1,4 +1,4 @@
-//! Tests guests that try to obtain more than their share of the card's time. Each of them runs alongside two guests
+//! Tests guests that try to obtain more than their share of the card's time. Each runs at the same time as two guests
 //! that compute continuously.
 
 use std::time::Duration;
@@ -8,8 +8,8 @@ use tests::contention::Outcome;
 use tests::many_vms::{Crowd, ROUND_NS, name_of};
 use tests::rogues::{Rogue, stretched};
 
-/// Number of rounds of the kernels of each other guest. The kernels take 2 and 10 ms. Enough kernels are in flight to
-/// keep each guest busy even if the host delays it.
+/// Number of rounds per kernel, for each of the other guests. The kernels take 2 and 10 ms. Enough kernels are in
+/// flight to keep each guest busy even if the host delays it.
 const NEIGHBOURS: [u32; 2] = [4, 20];
 const MEASURED_TIME: Duration = Duration::from_secs(3);
 /// Maximum number of measurements per rogue. A guest that the host schedules late has no work for some time, and the

@@ -1,16 +1,16 @@
-//! Tests a card that is a PCI function. The tool lists and binds it, and the daemon drives and releases it.
+//! Tests a card that is a PCI function. `mediatorctl` lists and binds it, and the daemon drives and releases it.
 
 use anyhow::Result;
 use tests::files::Files;
 use tests::guest::{self, TRAPPED, vm_toml};
 use tests::nest::{self, ADDRESS, Nest, OUTER_VM, Shape};
 
-/// Size of the card in MiB.
+/// VRAM size of the card in MiB.
 const CARD_MIB: u32 = 256;
-/// Size of the card in MiB as configured for the inner daemon.
+/// VRAM size of the card in MiB, as configured for the inner daemon.
 const VRAM_MIB: u32 = 128;
 const SHAPE: Shape<'static> = Shape { card_mib: CARD_MIB, card_keys: "", memory_mib: 1024, vms: &[], huge_mib: 0 };
-/// Size of a VM in MiB.
+/// VRAM size of a VM in MiB.
 const VM_MIB: u32 = 32;
 /// Number of copy rounds made by the test's own client.
 const ROUNDS: u64 = 1;

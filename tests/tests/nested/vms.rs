@@ -11,11 +11,12 @@ use tests::nest::inner::{InnerSpec, InnerVm};
 use tests::nest::{self, ADDRESS, Nest, OUTER_VM, Shape};
 use tests::scale;
 
-/// Size of the card in MiB.
+/// VRAM size of the card in MiB.
 const CARD_MIB: u32 = 256;
-/// Size of the card in MiB as configured for the inner daemon.
+/// VRAM size of the card in MiB, as configured for the inner daemon.
 const VRAM_MIB: u32 = 96;
-/// Size of a VM's VRAM in MiB. It is small, because each word zeroed by the daemon is a message to the outer daemon.
+/// VRAM size of a VM in MiB. It is small, because each word that the daemon zeroes causes a message to the outer
+/// daemon.
 const VM_MIB: u32 = 32;
 /// Quota of a VM on the card in MiB.
 const QUOTA_MIB: u32 = 8;
@@ -30,14 +31,14 @@ const PARAVIRTUAL: &str = "pv";
 const OFFERED: &str = "paravirtual = { offered = true }\n";
 /// Pattern that a hostile guest searches for.
 const PATTERN: u64 = 0x5eed_0fed_0000_0001;
-/// Returns the options of an attack. The default attack is short, because each access is a guest exit in an emulated
-/// machine, and the mediator reads each channel's tables.
+/// Returns the options of an attack. The default attack is short, because each access causes a guest exit in an
+/// emulated machine, and the mediator reads each channel's tables.
 fn attack_size() -> String {
     scale::pick("--probes 2 --channels 4", "--probes 6 --channels 16").to_owned()
 }
 
-/// A workload that copies between RAM and VRAM. It is small, because each word transferred by a guest CPU through an
-/// aperture is an exit.
+/// A workload that copies between RAM and VRAM. It is small, because each word that a guest CPU transfers through an
+/// aperture causes an exit.
 const COPIES: &str = "copy --engine m2mf --from gart --to vram --size 65536";
 /// A workload that runs kernels.
 const KERNELS: &str = "workload --name mmul";
@@ -57,7 +58,7 @@ fn counter(shown: &Value, name: &str) -> u64 {
     shown["counters"][name].as_u64().unwrap_or(0)
 }
 
-/// Prints the number of requests to the outer daemon so far.
+/// Prints the outer daemon's counters for the machine.
 fn stage(nest: &Nest, what: &str) -> Result<()> {
     let shown = guest::show(nest.outer(), OUTER_VM)?;
     nest.say(&format!("-- {what}: {}", shown["counters"]));

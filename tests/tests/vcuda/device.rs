@@ -1,4 +1,4 @@
-//! Tests the device with stock kernels, and with a worker that does not use CUDA.
+//! Tests the CUDA device with stock guest kernels, and with a worker that does not use CUDA.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use tests::{Vm, VmConfig};
 
 /// Time limit of a program in the guest.
 const LIMIT: Duration = Duration::from_secs(120);
-/// Time limit of the server.
+/// Time limit for the server to create its socket.
 const START_LIMIT: Duration = Duration::from_secs(30);
 
 struct Server(Child);

@@ -42,7 +42,7 @@ fn worker(folder: &Path) -> Result<PathBuf> {
 
 /// A daemon with a VM on the fake card, and the guest.
 struct Site {
-    // The VM is dropped first.
+    // Declared first, so that the VM is dropped before the daemon.
     vm: Vm,
     daemon: Daemon,
     scratch: Scratch,
@@ -82,7 +82,7 @@ impl Site {
         Ok(Self { vm, daemon, scratch })
     }
 
-    /// Returns the output of the program on the host without a VM.
+    /// Runs the program on the host, without a VM, and returns its output.
     fn plain(&self, arguments: &[&str]) -> Result<String> {
         let folder = self.scratch.path();
         let output = Command::new(built("cuda-program")?)
@@ -96,7 +96,7 @@ impl Site {
         Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
     }
 
-    /// Returns a number in the VM's status.
+    /// Returns the number at a JSON pointer in the VM's status.
     fn shown(&self, pointer: &str) -> Result<u64> {
         let status = self.daemon.ctl_json(&["vm", "show", VM])?;
         status.pointer(pointer).and_then(serde_json::Value::as_u64).with_context(|| format!("{pointer}: {status}"))

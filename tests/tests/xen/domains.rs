@@ -9,21 +9,21 @@ use tests::guest::{self, Smoke};
 use tests::xen::{Domain, DomainSpec, XenMachine};
 use tests::{scale, wait};
 
-/// Size of the card in MiB. It is less than the VMs' total VRAM, so that chunks must move.
+/// VRAM size of the card in MiB. It is less than the VMs' total VRAM, so that chunks must move.
 const CARD_MIB: u32 = 96;
-/// Size of a VM's VRAM in MiB.
+/// VRAM size of a VM in MiB.
 const VM_MIB: u32 = 48;
 /// Memory of domain 0 in MiB, including its files and the software card.
 const DOM0_MIB: u32 = 1400;
 /// Pattern that a hostile guest searches for.
 const PATTERN: u64 = 0x5eed_0fed_0000_0001;
-/// Returns the options of an attack. The default attack is short, because each access is a guest exit in an emulated
-/// machine, and the mediator reads each channel's tables.
+/// Returns the options of an attack. The default attack is short, because each access causes a guest exit in an
+/// emulated machine, and the mediator reads each channel's tables.
 fn attack_size() -> String {
     scale::pick("--probes 2 --channels 4", "--probes 6 --channels 16").to_owned()
 }
 
-/// Time limit for showing a VM.
+/// Time limit for a VM's status to satisfy a condition.
 const SHOW_LIMIT: Duration = Duration::from_secs(120);
 
 /// Returns the daemon's configuration. The VMs are named after their domains.
@@ -43,7 +43,7 @@ fn counter(shown: &Value, name: &str) -> u64 {
     shown["counters"][name].as_u64().unwrap_or(0)
 }
 
-/// Polls a VM until `holds` returns true. For a busy VM, the daemon shows the last known state.
+/// Polls a VM's status until `holds` returns true for it. For a busy VM, the daemon shows the last known state.
 fn shown_with(machine: &XenMachine, name: &str, what: &str, holds: impl Fn(&Value) -> bool) -> Result<Value> {
     wait::until(what, SHOW_LIMIT, || machine.show(name).map(|shown| holds(&shown).then_some(shown)))
 }
@@ -103,7 +103,7 @@ fn domains_share_a_card_and_one_returns_hostile() -> Result<()> {
     Ok(())
 }
 
-/// Attacks from a domain without a loaded driver. Returns the attack's result, and the number of denials.
+/// Attacks from a domain without a loaded driver. Returns the attack's result, and the number of denied accesses.
 fn attacked(machine: &XenMachine, domain: &Domain<'_>) -> Result<(Smoke, Value)> {
     let hostile = format!("bar hostile --fresh --mapped {}", attack_size());
     let attack = domain.smoke(&format!("{hostile} --pattern {PATTERN:016x}"))?;
@@ -141,7 +141,7 @@ mod full {
         let loaded = machine.show("a")?;
         assert_eq!(loaded["driver"]["interrupts"], "msi", "{loaded}");
 
-        // The domain has state that cannot be saved, so an attempt to save it fails without affecting it.
+        // The domain has state that cannot be saved, so `xl save` must fail without affecting the domain.
         let saved = machine.run("xl save a /run/a.saved 2>&1")?;
         assert!(saved.code != 0 && saved.text().contains("Suspend event channel"), "{}", saved.text());
 

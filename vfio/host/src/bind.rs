@@ -1,7 +1,8 @@
-//! Binds a function to `vfio-pci`, or back to the driver selected by the kernel.
+//! Binds a function to `vfio-pci`, or back to another driver.
 //!
-//! Three sysfs files control the binding: `driver_override` names the only driver that may bind the function, `unbind`
-//! unbinds the current driver, and `drivers_probe` makes the kernel search for a driver.
+//! Four sysfs files control the binding: `driver_override` names the only driver that may bind the function, `unbind`
+//! unbinds the current driver, a driver's `bind` binds that driver, and `drivers_probe` makes the kernel search for a
+//! driver.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -36,11 +37,11 @@ impl Attributes for Kernel {
 /// A function's drivers before and after a change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Change {
-    /// The function.
+    /// Address of the function.
     pub address: Address,
-    /// Previously bound driver.
+    /// Previously bound driver, if any.
     pub before: Option<String>,
-    /// Currently bound driver.
+    /// Currently bound driver, if any.
     pub now: Option<String>,
 }
 
@@ -53,7 +54,7 @@ pub enum BindError {
     /// The function is not from NVIDIA.
     #[error("{address} is a function of vendor {vendor:04x}; only NVIDIA's are supported")]
     Foreign {
-        /// The function.
+        /// Address of the function.
         address: Address,
         /// Vendor ID of the function.
         vendor: u16,
@@ -64,7 +65,7 @@ pub enum BindError {
     /// A process is using the function through VFIO. An unbind would block in the kernel until the process releases it.
     #[error("a process uses IOMMU group {group}, which contains {address}")]
     Lent {
-        /// The function.
+        /// Address of the function.
         address: Address,
         /// IOMMU group of the function.
         group: u32,
@@ -78,7 +79,7 @@ pub enum BindError {
     /// The kernel rejected a write.
     #[error("{} cannot be written: {source}", .path.display())]
     Refused {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// The kernel's error.
         #[source]
@@ -90,9 +91,9 @@ pub enum BindError {
         .now.as_deref().unwrap_or("no driver")
     )]
     Otherwise {
-        /// The function.
+        /// Address of the function.
         address: Address,
-        /// Currently bound driver.
+        /// Currently bound driver, if any.
         now: Option<String>,
         /// Expected driver.
         wanted: String,

@@ -19,13 +19,13 @@ pub struct Fake {
 pub struct Plan<'a> {
     /// Address of the function.
     pub address: &'a str,
-    /// Vendor and device ID.
+    /// Vendor and device IDs.
     pub id: (u16, u16),
     /// Class code.
     pub class: u32,
-    /// Bound driver.
+    /// Bound driver, if any.
     pub driver: Option<&'a str>,
-    /// IOMMU group of the function.
+    /// IOMMU group of the function, if any.
     pub group: Option<u32>,
 }
 

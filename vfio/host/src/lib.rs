@@ -25,7 +25,7 @@ mod tests;
 
 pub use address::{Address, NoAddress};
 
-/// Driver through which processes use functions.
+/// Name of the driver through which processes use functions.
 pub const VFIO_PCI: &str = "vfio-pci";
 /// PCI base class of display controllers, in bits 23:16. Source: PCI Code and ID Assignment Specification.
 const DISPLAY: u32 = 0x03;
@@ -36,7 +36,7 @@ const MAX_FUNCTIONS: usize = 4096;
 /// Maximum file size in bytes. Sysfs files do not exceed one page.
 const MAX_FILE: u64 = 4096;
 
-/// The kernel's view of devices, mounted at a folder.
+/// Sysfs: the kernel's view of devices, mounted at a folder.
 #[derive(Clone, Debug)]
 pub struct Sysfs {
     root: PathBuf,
@@ -61,9 +61,9 @@ pub struct Function {
     pub device: u16,
     /// 24-bit PCI class code.
     pub class: u32,
-    /// Bound driver.
+    /// Bound driver, if any.
     pub driver: Option<String>,
-    /// IOMMU group of the function.
+    /// IOMMU group of the function, if any.
     pub group: Option<u32>,
     /// Other functions in the group, except for bridges.
     pub beside: Vec<Neighbour>,
@@ -81,7 +81,7 @@ pub struct Neighbour {
     pub address: Address,
     /// PCI vendor ID.
     pub vendor: u16,
-    /// Bound driver.
+    /// Bound driver, if any.
     pub driver: Option<String>,
 }
 
@@ -108,7 +108,7 @@ pub enum Obstacle {
     /// The function is not an NVIDIA display controller.
     #[error("{address} is {vendor:04x}:{device:04x} of class {class:06x}, not an NVIDIA display controller")]
     NoCard {
-        /// The function.
+        /// Address of the function.
         address: Address,
         /// PCI vendor ID.
         vendor: u16,
@@ -123,19 +123,19 @@ pub enum Obstacle {
     /// Other functions in the group are bound to drivers.
     #[error("IOMMU group {group} of {address} contains other devices that the host uses: {}", list(.others))]
     Shared {
-        /// The function.
+        /// Address of the function.
         address: Address,
         /// The IOMMU group.
         group: u32,
         /// The functions that prevent VFIO from using the group.
         others: Vec<Neighbour>,
     },
-    /// The function has a different driver, or none.
+    /// The function is bound to a different driver, or to none.
     #[error("{}", driven(*.address, .driver.as_deref()))]
     Driver {
-        /// The function.
+        /// Address of the function.
         address: Address,
-        /// Bound driver.
+        /// Bound driver, if any.
         driver: Option<String>,
     },
 }
@@ -277,7 +277,7 @@ impl Sysfs {
         Ok(functions)
     }
 
-    /// Returns one function of any kind.
+    /// Returns a function of any vendor and class.
     ///
     /// # Errors
     /// Returns an error if the function does not exist, or sysfs cannot be read.
@@ -327,7 +327,8 @@ fn node_in(folder: &Path) -> Option<String> {
     (!number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())).then_some(name)
 }
 
-/// Returns the names in a folder that are PCI addresses, sorted. The list is empty if the folder does not exist.
+/// Returns the PCI addresses among the names in a folder, in ascending order. The list is empty if the folder does not
+/// exist.
 fn addresses(folder: &Path) -> Result<Vec<Address>, ManagerError> {
     let unreadable = |source| ManagerError::Unreadable { path: folder.to_owned(), source };
     let entries = match fs::read_dir(folder) {

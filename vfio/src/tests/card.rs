@@ -43,7 +43,7 @@ fn registers_are_reached_mapped_and_by_the_file() {
         assert_eq!(card.read32(pmc::BOOT_0::OFFSET), machine.sim.read32(pmc::BOOT_0::OFFSET));
         card.write32(pbus::PRAMIN_WINDOW::OFFSET, 0x123);
         assert_eq!(machine.sim.read32(pbus::PRAMIN_WINDOW::OFFSET), 0x123);
-        // Unclaimed offsets read as ones, and writes to them are lost.
+        // Offsets that are unaligned or outside BAR0 read as ones, and writes to them are lost.
         for offset in [1, 2, 16 << 20, u32::MAX, u32::MAX - 3] {
             card.write32(offset, 0);
             assert_eq!(card.read32(offset), u32::MAX, "{offset:#x}");
@@ -51,7 +51,7 @@ fn registers_are_reached_mapped_and_by_the_file() {
     }
 }
 
-/// Creates a card with a BAR1 that maps VRAM at an address without adjacent mappings.
+/// Creates a mediator for a card with BARs that are mappable if `mappable` is true.
 fn with_bar1(mappable: bool) -> (Arc<Machine>, Rig) {
     mediated(Nature { mappable, ..Nature::default() })
 }
@@ -203,7 +203,7 @@ fn interrupts_change_their_kind_and_go_off() {
         card.write32(pfifo::RUNLIST_BASE::OFFSET, 0x100);
         card.write32(pfifo::RUNLIST::OFFSET, 0x01f0_0000);
     };
-    // No interrupt is configured yet.
+    // Neither call has an effect before an interrupt is configured.
     card.set_interrupt(InterruptMode::Msi, None);
     card.unmask_intx();
     card.set_interrupt(InterruptMode::Msi, Some(event.try_clone().unwrap()));
@@ -239,7 +239,7 @@ fn resets_end_interrupts_and_leave_the_card_enabled() {
         assert_eq!(card.read32(pmc::INTR_EN_0::OFFSET) & 1, 0);
         assert_eq!((machine.enabled(), machine.mappings().len()), ((true, true), 1), "memory remains mapped");
     }
-    // A bus reset that loses the VBIOS settings is reported, and harms no other device.
+    // A bus reset that loses the VBIOS settings must be reported, and must not affect other devices.
     let nature = Nature { dependents: on_the_bus, reset_loses_post: true, ..Nature::default() };
     let machine = Machine::new(nature);
     let card = machine.open(Reset::Bus).unwrap();

@@ -79,7 +79,7 @@ impl Default for Nature {
     }
 }
 
-/// Kernel state after the calls.
+/// Kernel state that the calls have changed.
 #[derive(Debug, Default)]
 struct State {
     bound: bool,
@@ -90,7 +90,7 @@ struct State {
     power: u16,
     posted: bool,
     irq: Option<u32>,
-    /// Event descriptors through which the host reports the loss of the card.
+    /// Event descriptors through which the host reports the loss of the card, by interrupt index.
     watched: Vec<(u32, EventFd)>,
     mapped: BTreeMap<u64, u64>,
     log: Vec<&'static str>,
@@ -120,7 +120,7 @@ impl Machine {
         Self::around(Arc::new(SimGpu::new(&config).unwrap()), nature)
     }
 
-    /// Calls [`Self::new`] with a given card.
+    /// Creates a machine like [`Self::new`], but with a given card.
     pub fn around(sim: Arc<SimGpu>, nature: Nature) -> Arc<Self> {
         let folder = tempfile::tempdir().unwrap();
         let sysfs = FakeSysfs::new(folder.path());
@@ -161,7 +161,7 @@ impl Machine {
         self.open(Reset::Auto).unwrap()
     }
 
-    /// Returns the calls since the last call of this function.
+    /// Returns the VFIO calls made since the last call of this function.
     pub fn log(&self) -> Vec<&'static str> {
         std::mem::take(&mut self.state.lock().log)
     }

@@ -1,4 +1,4 @@
-//! Descriptors passed to another process.
+//! File descriptors that are passed to another process.
 
 use std::cell::RefCell;
 use std::io;

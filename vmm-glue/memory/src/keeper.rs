@@ -18,10 +18,10 @@ pub enum Kept {
     Slot(u8),
 }
 
-/// Stores a second copy of the client's connection outside this process, so that the connection survives it. Also
-/// stores copies of further descriptors, so that another process can resume the connection from its journal.
+/// Stores a second copy of the client's connection outside this process, so that the connection survives the process.
+/// Also stores copies of further descriptors, so that another process can resume the connection from its journal.
 pub trait Keeper: std::fmt::Debug + Send + Sync {
-    /// Stores a copy of the connection, which a client now owns.
+    /// Stores a copy of the connection of a new client.
     fn keep(&self, connection: BorrowedFd<'_>);
 
     /// Drops all copies, because the client has been notified that the connection has ended.
@@ -39,7 +39,7 @@ pub trait Keeper: std::fmt::Debug + Send + Sync {
         false
     }
 
-    /// Drops a copy.
+    /// Drops the copy of a descriptor.
     fn give_up(&self, what: Kept) {
         let _none = what;
     }
@@ -96,7 +96,8 @@ impl FileId {
 }
 
 impl Slots {
-    /// Returns the slot of a descriptor, to which the caller's journal will refer.
+    /// Stores a descriptor in the keeper, unless it is already there. Returns the slot, to which the caller's journal
+    /// will refer.
     pub fn give(&mut self, fd: BorrowedFd<'_>, keeper: &dyn Keeper) -> io::Result<u32> {
         let number = fd.as_raw_fd();
         let file = FileId::from_fd(fd);
@@ -138,7 +139,7 @@ impl Slots {
                 *slot = Some(Slot { fds: Vec::new(), file: None, named: false });
             }
         }
-        // If a number was closed and reused, the last descriptor is valid.
+        // If a number was closed and reused, its last entry is valid.
         for (at, fd) in taken {
             for slot in slots.0.iter_mut().flatten() {
                 slot.fds.retain(|known| known != fd);

@@ -42,8 +42,8 @@ pub struct MemoryLimits {
     pub files: usize,
     /// Maximum number of mapped bytes at a time. All devices share the process's address space.
     pub mapped_bytes: u64,
-    /// Accepts files on any file system. If false, accepts only memory files (memfd, `/dev/shm`, hugetlbfs), because
-    /// accesses to a file on a network or FUSE file system can block threads indefinitely.
+    /// True if files on any file system are accepted. Otherwise, only memory files (memfd, `/dev/shm`, hugetlbfs) are,
+    /// because accesses to a file on a network or FUSE file system can block threads indefinitely.
     pub any_file_system: bool,
 }
 
@@ -153,7 +153,7 @@ pub struct MemoryTable {
     regions: Vec<DmaRegion>,
     /// Total size of the mapped regions in bytes, which is cached because each table change needs it.
     mapped_bytes: u64,
-    /// Shared by all of a client's tables.
+    /// Log of this process's writes, shared by all of a client's tables.
     writes: Arc<WriteLog>,
 }
 
@@ -300,7 +300,7 @@ impl GuestMemory {
         self.place(RegionBounds { gpa, size, offset, readable, writable }, limits, map)
     }
 
-    /// Adds a region at `gpa` for the whole `mapping`, readable and writable by the guest.
+    /// Adds a region at `gpa` for the whole `mapping`, which the device may read and write.
     pub fn add_mapping(&self, gpa: u64, mapping: Arc<Mapping>, limits: &MemoryLimits) -> Result<DmaRegion, AddError> {
         let size = len64(mapping.len());
         let bounds = RegionBounds { gpa, size, offset: 0, readable: true, writable: true };

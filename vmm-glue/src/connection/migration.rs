@@ -1,4 +1,4 @@
-//! Handles messages that save or restore the device's state, or that query the memory written by the device.
+//! Executes requests that save or restore the device's state, or that query the memory written by the device.
 //!
 //! The session tracks the migration state, so it calls the device only in the order of states defined by [`Migration`].
 //! It rejects invalid requests without side effects. If the device fails, the device reports its state.
@@ -39,16 +39,16 @@ impl From<MigrationError> for Refusal {
     }
 }
 
-/// Returns the device as a migratable device.
+/// Returns the device's migration interface, or rejects the request if the device has none.
 fn as_migration(device: &mut dyn Device) -> Result<&mut dyn Migration, Refusal> {
-    // The kernel reports this error for a feature that a device lacks. It makes a client block migration.
+    // The kernel reports this error for a feature that a device lacks. The error makes a client block migration.
     device
         .migration()
         .ok_or_else(|| Refusal { errno: Errno::NOTTY, reason: "this device cannot be migrated".to_owned() })
 }
 
 impl Session {
-    /// Executes a `DEVICE_FEATURE`.
+    /// Executes a `DEVICE_FEATURE` request.
     pub(super) fn feature(
         &mut self,
         device: &mut dyn Device,
@@ -271,7 +271,7 @@ impl Session {
         Ok(bytes)
     }
 
-    /// Returns the bitmap of writes in a range, which is `bytes` bytes long.
+    /// Returns the bitmap of writes in a range. The bitmap is `bytes` bytes long.
     fn report(&self, device: &mut dyn Migration, asked: &LoggingReport, bytes: usize) -> Vec<u8> {
         let LoggingReport { iova, length, page_size } = *asked;
         let end = iova.saturating_add(length);

@@ -26,7 +26,7 @@ pub struct Outbox {
 pub(super) struct SavedOutbox {
     /// Unsent bytes.
     bytes: Vec<u8>,
-    /// Name of each descriptor, and the position of the byte that carries it.
+    /// Position of the byte that carries each descriptor, and the descriptor's name.
     fds: Vec<(u32, u32)>,
 }
 

@@ -107,7 +107,7 @@ impl Receive {
         std::mem::take(&mut self.gave)
     }
 
-    /// Marks the end of the received bytes and of the handled messages.
+    /// Records the ends of the received bytes and of the handled messages in the journal, if any.
     pub fn mark(&mut self, clean: bool) {
         if let Buffer::Journal(room) = &mut self.buffer {
             let Marks { sent, next_id, .. } = room.marks();
@@ -116,7 +116,8 @@ impl Receive {
         }
     }
 
-    /// Calls [`Self::mark`] before the replies to all handled messages are sent. `sent` is the commit number.
+    /// Records the same positions as [`Self::mark`], just before the replies to all handled messages are sent. `sent`
+    /// is the commit number.
     pub fn mark_sent(&mut self, sent: u64, next_id: u64) {
         if let Buffer::Journal(room) = &mut self.buffer {
             let (start, end) = (length(self.start), length(self.end));
@@ -148,7 +149,7 @@ impl Receive {
         }
     }
 
-    /// Adds received bytes. Returns the number of descriptors closed because they cannot belong to any message.
+    /// Adds received bytes. Returns the number of descriptors closed because too many sets are already waiting.
     pub fn commit(&mut self, len: usize, fds: Vec<OwnedFd>, truncated: bool) -> usize {
         self.end = self.end.saturating_add(len).min(self.buffer.len());
         if fds.is_empty() && !truncated {

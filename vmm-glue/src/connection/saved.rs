@@ -13,7 +13,7 @@ use crate::link::{ClientInfo, Link};
 use crate::options::ServerOptions;
 use vmm_memory::descriptors::{Given, Giving, ParkError};
 
-/// Permitted sizes of the data in one message, in bytes.
+/// Permitted values of the maximum size of the data in one message, in bytes.
 const TRANSFER: std::ops::RangeInclusive<usize> = (4 << 10)..=(1 << 20);
 
 /// Saved form of a connection.

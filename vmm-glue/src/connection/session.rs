@@ -1,4 +1,4 @@
-//! Handles all messages of a client except for region accesses, which `regions` handles.
+//! Executes all messages of a client, except for region accesses, which `regions` executes.
 
 use std::sync::Arc;
 
@@ -333,7 +333,7 @@ impl Session {
     fn unmap_range(&mut self, device: &mut dyn Device, gpa: u64, last: u64) -> u64 {
         let table = self.link.memory().snapshot();
         let there: Vec<_> = table.starting_in(gpa, last).iter().map(|region| (region.gpa, region.size)).collect();
-        // Drop the snapshot: modifying a table that another thread references would copy it.
+        // Drop the snapshot: modifying a table that is still referenced would copy it.
         drop(table);
         let mut bytes = 0u64;
         for (gpa, size) in there {
@@ -418,7 +418,8 @@ impl Session {
         if self.peer.is_none_or(|peer| peer.complete) {
             return out.error(header, errno, &[]);
         }
-        // Such a client expects the full reply even on an error, and would wait forever for the missing bytes.
+        // A client that is not `complete` expects the full reply even on an error, and would wait forever for the
+        // missing bytes.
         match header.command() {
             Command::REGION_READ => {
                 let count = crate::protocol::RegionAccess::read_from_prefix(body).map_or(0, |(access, _)| access.count);

@@ -47,7 +47,7 @@ pub(super) struct ShareCheck {
 }
 
 impl ShareCheck {
-    /// Restarts the check for all memory whose sharing is unknown.
+    /// Restarts the check for all memory whose sharing state is unknown.
     pub fn start(&mut self, table: &MemoryTable, client_takes_requests: bool) {
         self.samples.clear();
         for region in table.regions().iter().filter(|region| region.readable) {
@@ -74,8 +74,8 @@ impl ShareCheck {
         }
     }
 
-    /// Continues the check with the received replies. Returns the private memory found: the address of each file, and
-    /// the number of bytes that the file occupies.
+    /// Continues the check with the received replies. Returns the private memory found: a guest physical address backed
+    /// by each file, and the number of bytes that the file occupies.
     pub fn step(&mut self, link: &Link) -> Vec<(u64, u64)> {
         let mut private = std::mem::take(&mut self.found);
         loop {

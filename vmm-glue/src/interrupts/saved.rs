@@ -27,7 +27,8 @@ struct SavedLine {
 }
 
 impl SavedInterrupts {
-    /// Clears raised interrupts and masks, as on a reset. A redundant unmask by the client is harmless.
+    /// Clears the pending interrupts, the INTx level and the INTx mask, as on a reset. A redundant unmask by the client
+    /// is harmless.
     pub(crate) fn quiet(&mut self) {
         self.lines.iter_mut().flatten().for_each(|line| line.pending = false);
         (self.level, self.masked) = (false, false);
@@ -54,7 +55,7 @@ impl Interrupts {
         Ok(SavedInterrupts { lines: saved, level: *intx_level, masked: *intx_masked, unmask })
     }
 
-    /// Restores the interrupts. Signals only interrupts that were pending.
+    /// Restores the interrupts without signalling any. Pending interrupts remain pending.
     pub(crate) fn restore(&self, saved: SavedInterrupts, given: &Given) -> Result<(), ParkError> {
         let SavedInterrupts { lines, level, masked, unmask } = saved;
         let event = |name: u32| {

@@ -3,8 +3,8 @@
 //! | bytes | content |
 //! |---|---|
 //! | 4096 | the head: [`MAGIC`], the number of the valid copy of the marks, and two copies of [`Marks`] |
-//! | 2 × [`HALF_BYTES`] | the last commits, alternating: the newer complete one counts |
-//! | the rest | the buffer into which the connection is received |
+//! | 2 × [`HALF_BYTES`] | the last two commits: the newer complete one is valid |
+//! | the rest | the buffer into which the connection's data is received |
 //!
 //! A killed process stops between two instructions or after its current system call, so the file contains its earlier
 //! stores, in program order. Each change is therefore first written to the unused copy, and then made valid by storing

@@ -1,4 +1,4 @@
-//! The contents of a journal, and the code with which the next process reads them.
+//! The contents of a journal, and their restoration in the next process.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use vmm_memory::keeper::Keeper;
 const WORDS: usize = 64;
 /// Size of a dword in bytes.
 const WORD: u64 = 4;
-/// Index of the dword with the command register, whose upper half is the status register.
+/// Index of the dword that consists of the command register (lower half) and the status register (upper half).
 const COMMAND: usize = 1;
 
 /// Configuration space dwords, as read from the device.
@@ -91,8 +91,8 @@ impl Revival {
         };
         let others = self.words.iter().enumerate().filter(|(at, _)| *at != COMMAND);
         others.clone().try_for_each(|(at, word)| write(at, &word.to_le_bytes()))?;
-        // This write enables bus mastering, so it comes last. The status half is zero, because writing ones to it would
-        // clear bits.
+        // This write enables bus mastering, so it comes last. It omits the status half, because writing ones to it
+        // would clear bits.
         if let Some([low, high, ..]) = self.words.get(COMMAND).map(|word| word.to_le_bytes()) {
             write(COMMAND, &[low, high])?;
         }

@@ -274,7 +274,7 @@ fn commit_that_was_cut_or_edited_leaves_the_one_before_it() {
         let byte = whole[newer + 8 + at];
         rustix::io::pwrite(fd, &[byte ^ 1], (newer + 8 + at) as u64).unwrap();
         let regions = process.next(process.store.remains()).map(|next| next.regions());
-        // The result is either the older commit's client or a withdrawn file.
+        // The next process restores the older commit, withdraws a file, or rejects the journal.
         assert!(matches!(regions, Ok(1 | 2) | Err(_)), "{at}: {regions:?}");
         rustix::io::pwrite(fd, &[byte], (newer + 8 + at) as u64).unwrap();
     }

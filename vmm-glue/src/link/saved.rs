@@ -25,8 +25,8 @@ pub(crate) struct SavedLink {
 }
 
 impl SavedLink {
-    /// Adapts the saved form to a new device. The process does not know which earlier messages, up to `next_id`, have
-    /// been replied to.
+    /// Adapts the saved form to a new device. The process does not know to which earlier messages, up to `next_id`, the
+    /// client has replied.
     pub(crate) fn renew(&mut self, next_id: u64) {
         let next = u16::try_from(next_id & 0xffff).unwrap_or(0);
         self.unanswered = (1..=MAX_UNANSWERED).map(|before| next.wrapping_sub(before)).collect();

@@ -6,7 +6,8 @@ use crate::quanta::WorkingSet;
 use crate::{ChunkTable, TenantId};
 use std::collections::BTreeMap;
 
-/// VMs that have submitted work within [`Config::idle_after_ns`](super::Config::idle_after_ns).
+/// VMs that have submitted work or requested memory in the last
+/// [`Config::idle_after_ns`](super::Config::idle_after_ns).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ActiveVms {
     /// Working sets of the active VMs.
@@ -18,9 +19,9 @@ pub struct ActiveVms {
 impl Balancer {
     /// Returns the active VMs and their working sets, for the thrash detector. `weight` returns a VM's time weight.
     ///
-    /// A working set is the part of a VM's memory that can be on the card at the same time, which is limited by the
-    /// quota. A VM's guarantee stays on the card. A VM with a quota that is below its use and not above its fair share
-    /// already has its maximum. A quantum would not help such a VM, so its whole working set stays on the card.
+    /// A working set is the memory that a VM uses, up to its quota. The part within the VM's guarantee is always
+    /// resident. If a VM's quota is below its use and at most its fair share, the VM already has its maximum. A quantum
+    /// would not help such a VM, so its whole working set counts as resident.
     #[must_use]
     pub fn active_vms(&self, table: &ChunkTable, now_ns: u64, weight: impl Fn(TenantId) -> u32) -> ActiveVms {
         let bytes = table.chunk_bytes();

@@ -13,20 +13,21 @@ pub struct Config {
     pub return_interval_ns: u64,
     /// Minimum time between two moves of a chunk, in ns. Moves for a request or a limit are exempt.
     pub settle_ns: u64,
-    /// Time for which a returned chunk of a VM with work stays on the card despite requests of other VMs, in ns. The VM
-    /// needs this time to make progress. Moves for limits, guarantees, and the mediator's own requests are exempt.
+    /// Time for which a returned chunk of a VM with work stays on the card despite requests from other VMs, in ns. The
+    /// VM needs this time to make progress. Moves for limits, guarantees, and the mediator's own requests are exempt.
     pub residency_ns: u64,
-    /// Time without a submission after which a VM is idle, so that its memory can be evicted for other VMs, in ns.
+    /// Time without a submission or memory request after which a VM is idle, in ns. Memory of idle VMs can be evicted
+    /// for active VMs.
     pub idle_after_ns: u64,
-    /// Number of card chunks that returns leave free, so that the next request need not wait.
+    /// Number of card chunks to leave free when chunks are returned, so that the next request need not wait.
     pub low_water: u32,
     /// Maximum number of steps in a plan.
     pub steps_max: usize,
 }
 
 impl Default for Config {
-    /// Returns the default settings: random victims (as in GPUswap), returns every 50 ms, chunks that settle for four
-    /// intervals, and VMs that become idle after 2 s.
+    /// Returns the default settings: random victims (as in GPUswap), a return interval of 50 ms, a settling time of
+    /// four intervals, and an idle time of 2 s.
     fn default() -> Self {
         Self {
             policy: VictimPolicy::default(),

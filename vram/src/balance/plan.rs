@@ -12,9 +12,9 @@ struct Vm {
     guarantee: u32,
     /// Number of placed chunks.
     all: u32,
-    /// Number of these chunks that are counted on the card.
+    /// Number of these chunks that are counted as card chunks.
     card: u32,
-    /// Number of missing guaranteed card chunks.
+    /// Number of card chunks missing from the guarantee.
     owed: u32,
     /// Number of chunks that can still be evicted to host memory.
     swap_room: u32,
@@ -43,7 +43,7 @@ pub(super) struct Round<'a> {
     vms: Vec<Vm>,
     /// Number of spare chunks, including chunks that moves in flight and planned evictions will free.
     spare: u32,
-    /// Number of chunks that can still be evicted to host memory, for all VMs together.
+    /// Number of chunks of all VMs that can still be evicted to host memory.
     host_room: u32,
     /// Number of these chunks that fit in the reserve.
     reserve: u32,
@@ -80,7 +80,7 @@ impl<'a> Round<'a> {
                 (None, true) => vm.back_room = vm.back_room.saturating_sub(1),
                 (None, false) => {
                     (vm.card, vm.swap_room) = (vm.card - 1, vm.swap_room.saturating_sub(1));
-                    // A card chunk that a VM loses while it is below its guarantee stays reserved for this VM.
+                    // If the move takes the VM below its guarantee, the freed chunk stays reserved for the VM.
                     spare += u32::from(vm.card >= vm.guarantee);
                 }
             }
@@ -100,25 +100,25 @@ impl<'a> Round<'a> {
         u32::try_from(self.steps_max - self.steps.len()).unwrap_or(u32::MAX)
     }
 
-    /// Returns true if another chunk of the VM can be evicted after `planned` chunks.
+    /// Returns true if another chunk of the VM can be evicted in addition to `planned` chunks.
     fn can_give(&self, at: usize, planned: u32) -> bool {
         let vm = &self.vms[at];
         !vm.exhausted && vm.swap_room > planned && vm.card > planned
     }
 }
 
-/// An exchange: one chunk of the first VM is evicted, and one chunk of the second VM is returned. VMs are given by
-/// their index in the round.
+/// An exchange: one chunk of the first VM is evicted, and one chunk of the second VM is returned. Each VM is identified
+/// by its index in the round.
 type Exchange = (usize, usize);
 
 impl Balancer {
-    /// Returns the steps that are due now. With a request, these are the steps for the request. Otherwise, they are the
-    /// steps for lowered limits and (once per interval) for fairness. Returns at most
+    /// Returns the steps that are due now: evictions of chunks that exceed a quota, and the steps for the request.
+    /// Without a request, adds the steps for fairness once per interval. Returns at most
     /// [`Config::steps_max`](super::Config::steps_max) steps, in execution order, because a step may need a chunk that
-    /// is freed by an earlier step.
+    /// an earlier step frees.
     ///
     /// The caller must execute the steps before it serves the request. If a VM still gets no card chunk, it is not
-    /// entitled to any.
+    /// entitled to another one.
     pub fn plan(&mut self, table: &ChunkTable, now_ns: u64, request: Option<Request>) -> Vec<Step> {
         self.forget(table, now_ns);
         let mut round = Round::new(table, self.config.steps_max);
@@ -143,7 +143,7 @@ impl Balancer {
         round.steps
     }
 
-    /// Returns each VM's share of `chunks` after `request`.
+    /// Returns each VM's share of `chunks` if `request` is granted.
     pub(super) fn shares(
         &self,
         round: &Round<'_>,
@@ -154,7 +154,7 @@ impl Balancer {
         self.shares_of(round, chunks, request, |vm| self.is_idle(vm, now_ns))
     }
 
-    /// Returns each VM's share of `chunks` after `request`. Idle VMs share the remainder.
+    /// Returns each VM's share of `chunks` if `request` is granted. Idle VMs share the remainder.
     pub(super) fn shares_of(
         &self,
         round: &Round<'_>,
@@ -175,7 +175,7 @@ impl Balancer {
     fn serve(&mut self, round: &mut Round<'_>, request: Request, now_ns: u64) {
         let table = round.table;
         // `need` is the number of chunks that must become spare for the request. For a VM's request, `requester`
-        // contains the number of chunks that the VM gets.
+        // contains the VM's index and the number of requested chunks within its quota.
         let (need, requester) = match request.by {
             By::Vm(vm) => {
                 let Ok(at) = round.vms.binary_search_by_key(&vm, |vm| vm.id) else { return };
@@ -188,11 +188,11 @@ impl Balancer {
             By::Mediator => (request.chunks.saturating_sub(table.for_mediator() - table.spare()), None),
             By::Guarantee => (request.chunks, None),
         };
-        // Chunks for the mediator are not available to VMs.
+        // Chunks for the mediator or for a guarantee are not divided among VMs.
         let taken = if requester.is_none() { need } else { 0 };
         let wanted = requester.map(|(at, gets)| (round.vms[at].id, gets));
         let shares = self.shares(round, table.for_vms().saturating_sub(taken), wanted, now_ns);
-        // The loop terminates because each iteration except for the last one exhausts a VM or the steps.
+        // The loop terminates because each iteration except for the last one exhausts a VM or the step limit.
         loop {
             let missing = need.saturating_sub(round.spare);
             let mut short = false;
@@ -222,7 +222,7 @@ impl Balancer {
         chosen.len() as u32
     }
 
-    /// Selects victims among a VM's chunks, except for those in `stays`.
+    /// Selects victims among a VM's chunks, excluding those that `stays` protects.
     fn victims(&mut self, round: &Round<'_>, at: usize, count: u32, stays: Stays, now_ns: u64) -> Vec<u32> {
         if count == 0 {
             return Vec::new();
@@ -245,8 +245,8 @@ impl Balancer {
         chosen
     }
 
-    /// Selects at most `count` chunks of a VM to move back to the card: pinned chunks first, and then chunks in the
-    /// reserve, which need no copy.
+    /// Selects at most `count` chunks of a VM to move back to the card: pinned chunks first, then chunks in the reserve
+    /// (which need no copy), then others.
     fn returns(&mut self, round: &Round<'_>, at: usize, count: u32, now_ns: u64) -> Vec<u32> {
         if count == 0 {
             return Vec::new();
@@ -268,7 +268,7 @@ impl Balancer {
         chosen
     }
 
-    /// Returns the chunks of a VM that arrived in a memory less than `time` ns ago, in ascending order.
+    /// Returns the chunks of a VM that arrived in `tier` less than `time` ns ago, in ascending order.
     fn came(&self, vm: TenantId, tier: Tier, time: u64, now_ns: u64) -> impl Iterator<Item = u32> + '_ {
         let of_vm = self.moved.range((vm, 0)..=(vm, u32::MAX));
         let is_recent = move |when: u64| now_ns.saturating_sub(when) < time;
@@ -293,7 +293,7 @@ impl Balancer {
         round.steps.push(Step { vm, index, to });
     }
 
-    /// Moves chunks from the reserve to host memory.
+    /// Plans moves of chunks from the reserve to host memory.
     fn drain(&mut self, round: &mut Round<'_>, now_ns: u64) {
         let table = round.table;
         let waiting = table.parked().filter(|&(vm, index)| !table.is_moving(vm, index) && !table.is_frozen(vm));
@@ -302,7 +302,7 @@ impl Balancer {
         }
     }
 
-    /// Returns spare chunks to VMs, and exchanges chunks between VMs above and VMs below their entitlement.
+    /// Plans returns to spare card chunks, and exchanges between VMs above and VMs below their entitlement.
     fn even_out(&mut self, round: &mut Round<'_>, now_ns: u64) {
         if round.vms.iter().all(|vm| vm.back_room == 0) {
             return;
@@ -312,7 +312,7 @@ impl Balancer {
         let kept = spare.min(self.config.low_water);
         let shares = self.shares(round, round.table.for_vms() - kept, None, now_ns);
         let (free, exchanges) = settle_up(round, &shares, spare - kept);
-        // Select the chunks of both sides first, because the same number must be returned and evicted.
+        // Select the chunks to return and to evict first, because an exchange needs one of each.
         let mut getting: Vec<u32> = free.clone();
         let mut giving: Vec<u32> = vec![0; round.vms.len()];
         for &(from, to) in &exchanges {
@@ -334,8 +334,8 @@ impl Balancer {
             both.then(|| Some(((from, out[from].next()?), (to, back[to].next()?)))).flatten()
         };
         let mut pairs: Vec<_> = exchanges.into_iter().filter_map(pair).collect();
-        // The members of a quantum wait anyway. For them, the moves complete earlier if all evictions precede all
-        // returns. Other VMs should be blocked for only one chunk at a time.
+        // During a quantum, its members wait in any case, and all moves complete earlier if all evictions precede all
+        // returns. Outside a quantum, exchange one pair of chunks at a time, so that VMs are blocked only briefly.
         let together = if self.turn.is_some() { pairs.len() } else { 1 };
         if self.turn.is_some() {
             pairs.sort_by_key(|&((from, _), _)| from);
@@ -352,8 +352,8 @@ impl Balancer {
 }
 
 /// Returns the number of chunks to evict from each VM to free `need` more chunks, within the step limit of the round.
-/// Repeatedly selects the VM that exceeds its share the most, where the chunks requested by `requester` count as used.
-/// If this VM is the requester itself, the requester gets fewer chunks instead.
+/// Repeatedly selects the VM that exceeds its share the most, counting the chunks requested by `requester` as used. If
+/// this VM is the requester itself, the requester gets fewer chunks instead.
 fn tally(round: &Round<'_>, shares: &Shares, requester: Option<(usize, u32)>, need: u32) -> Vec<u32> {
     let mut counts = vec![0; round.vms.len()];
     let (mut need, mut wanted) = (need, requester.map_or(0, |(_, wanted)| wanted));
@@ -366,8 +366,7 @@ fn tally(round: &Round<'_>, shares: &Shares, requester: Option<(usize, u32)>, ne
         let Some(giver) = givers.rev().max_by_key(|&at| excess(at)) else { break };
         let own = requester.map(|(at, _)| shares.excess(at, round.vms[at].card.saturating_add(wanted)));
         if let Some(beyond) = own.map(|own| own - excess(giver)).filter(|&beyond| beyond >= 0) {
-            // In one step, deny the requester enough chunks that its excess over its share is not above that of the
-            // other VM.
+            // In one step, deny the requester enough chunks that its excess falls below that of `giver`.
             let without = shares.chunks(beyond).saturating_add(1).min(need);
             (need, wanted) = (need - without, wanted - without);
         } else {
@@ -378,8 +377,8 @@ fn tally(round: &Round<'_>, shares: &Shares, requester: Option<(usize, u32)>, ne
     counts
 }
 
-/// Returns the number of chunks that each VM gets back from the `free` chunks and from chunks owed to it, and the
-/// exchanges that follow.
+/// Returns the number of chunks that each VM gets back (chunks owed to it, and some of the `free` chunks), and the
+/// exchanges to execute after that.
 fn settle_up(round: &Round<'_>, shares: &Shares, free: u32) -> (Vec<u32>, Vec<Exchange>) {
     let count = round.vms.len();
     let (mut steps, mut free, mut room) = (round.steps_left(), free, round.host_room);
@@ -405,8 +404,8 @@ fn settle_up(round: &Round<'_>, shares: &Shares, free: u32) -> (Vec<u32>, Vec<Ex
             (free, steps) = (free - 1, steps - 1);
             continue;
         }
-        // Do not evict chunks of a VM that gets chunks, because it would only get back its own chunks before they have
-        // settled.
+        // Do not evict chunks of a VM that gains chunks in this round, because the VM would only exchange its own
+        // chunks before they have settled.
         let is_giver = |at: usize| got[at] == 0 && shares.excess(at, card(at)) > 0 && round.can_give(at, given[at]);
         let givers = (0..count).filter(|&at| is_giver(at));
         let Some(giver) = givers.rev().max_by_key(|&at| shares.excess(at, card(at))) else { break };

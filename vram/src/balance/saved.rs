@@ -1,4 +1,4 @@
-//! Saved form of the balancer and its information about VMs and chunks. Times are those of the caller's clock.
+//! Saved form of the balancer and its information about VMs and chunks. Times are in ns of the caller's clock.
 
 use super::{Balancer, Config, Known};
 use crate::quanta::SavedTurn;
@@ -15,9 +15,9 @@ pub struct SavedBalancer {
     pub(crate) phase: u64,
     /// Information about VMs, sorted by VM number.
     pub(crate) known: Vec<SavedKnown>,
-    /// VM number and time of the last submission in ns, sorted by VM number.
+    /// Number of each VM and time in ns of its last submission or memory request, sorted by VM number.
     pub(crate) active: Vec<(u32, u64)>,
-    /// Time in ns and destination of planned moves, by VM and chunk.
+    /// Time in ns and destination of each planned move, with its VM and chunk as the key.
     pub(crate) moved: Vec<((u32, u32), (u64, SavedTo))>,
     pub(crate) due_ns: u64,
     pub(crate) turn: Option<SavedTurn>,
@@ -35,7 +35,7 @@ pub(crate) struct SavedKnown {
     pub(crate) pins: Vec<u32>,
 }
 
-/// Operator's settings.
+/// Saved form of the balancer's settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedConfig {
     policy: SavedPolicy,
@@ -96,7 +96,7 @@ impl Balancer {
     /// Restores a balancer for the chunks of `table`.
     ///
     /// # Errors
-    /// Returns an error if the saved state refers to nonexistent VMs or chunks.
+    /// Returns an error if the saved state is unsorted or invalid, or contradicts the VRAM sizes of the VMs in `table`.
     pub fn restored(saved: SavedBalancer, table: &ChunkTable) -> Result<Self, Invalid> {
         let SavedBalancer { config, phase, known, active, moved, due_ns, turn } = saved;
         let ordered = ascend(known.iter().map(|known| known.vm))

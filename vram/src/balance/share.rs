@@ -1,4 +1,4 @@
-//! Number of card chunks to which each VM is entitled, by weighted max-min fairness.
+//! Computes the number of card chunks to which each VM is entitled, by weighted max-min fairness.
 
 /// Bounds and weight of one VM's share.
 #[derive(Clone, Copy, Debug)]
@@ -22,15 +22,16 @@ pub(super) struct Shares {
 }
 
 impl Shares {
-    /// Divides `chunks`. Each claim gets at least its `least` and at most its `most`. Within these bounds, all claims
-    /// grow in proportion to their weights until all chunks are assigned (water filling). Claims that are not `first`
-    /// share the remaining chunks. The sum of the shares is `chunks`, or the sum of the claims if that is lower. If
-    /// `chunks` is lower than the sum of all `least`, each claim gets its `least`. The chunk table prevents this case.
+    /// Divides `chunks` chunks among the claims. Each claim gets at least its `least` and at most its `most`. Within
+    /// these bounds, claims grow in proportion to their weights until all chunks are assigned (water filling): the
+    /// `first` claims up to their `most`, and then the others. The sum of the shares is `chunks`, or the sum of all
+    /// `most` if that is lower. If `chunks` is lower than the sum of all `least`, each claim gets its `least`. The
+    /// chunk table prevents this case.
     pub(super) fn divide(chunks: u32, claims: &[Claim]) -> Self {
         let sum = |of: fn(&Claim) -> u32| claims.iter().map(|claim| i128::from(of(claim))).sum::<i128>();
         let (chunks, urgent) = (i128::from(chunks), sum(|claim| if claim.first { claim.most } else { claim.least }));
         // Either the `first` claims get their maximum and the level applies to the other claims, or the other claims
-        // get their minimum.
+        // get their minimum and the level applies to the `first` claims.
         let rest = urgent <= chunks;
         let bounds: Vec<(i128, i128)> = claims
             .iter()
@@ -51,8 +52,8 @@ impl Shares {
         Self { whole, parts: parts.collect() }
     }
 
-    /// Returns the amount by which `used` chunks exceed the share of claim `at`, which may be negative. Results for
-    /// different claims are comparable.
+    /// Returns the excess of `used` chunks over the share of claim `at`, in units of 1/`whole` chunk. It may be
+    /// negative. Results for different claims are comparable.
     pub(super) fn excess(&self, at: usize, used: u32) -> i128 {
         i128::from(used) * self.whole - self.parts[at]
     }
@@ -81,7 +82,7 @@ impl Shares {
 
 /// Returns the level per unit of weight, as a fraction, at which the bounded shares add up to `chunks`.
 fn level(chunks: i128, claims: &[Claim], bounds: &[(i128, i128)]) -> (i128, i128) {
-    /// At the level `at.0 / at.1`, the sum of the constant shares changes by `fixed`, and the growth of the other
+    /// At the level `at.0 / at.1`, the sum of the constant shares changes by `fixed`, and the growth rate of the other
     /// shares changes by `slope`.
     struct Bend {
         at: (i128, i128),
@@ -100,7 +101,7 @@ fn level(chunks: i128, claims: &[Claim], bounds: &[(i128, i128)]) -> (i128, i128
     let highest = bends.last().map_or((0, 1), |bend| bend.at);
     for bend in &bends {
         if fixed * bend.at.1 + slope * bend.at.0 >= chunks * bend.at.1 {
-            // If no share grows here, even the minimum shares add up to too much.
+            // If no share grows here, even the sum of the minimum shares exceeds `chunks`.
             return if slope > 0 { (chunks - fixed, slope) } else { (0, 1) };
         }
         fixed += bend.fixed;

@@ -1,4 +1,4 @@
-//! Tests evictions and returns. `random` tests random sequences.
+//! Tests evictions and returns. `random` tests random sequences of operations.
 
 mod random;
 mod world;
@@ -46,8 +46,8 @@ fn a_request_for_many_chunks_is_planned_as_a_whole() {
     world.use_chunks(1, 0..60);
     world.use_chunks(2, 0..40);
     world.balancer.set_config(Config { steps_max: 8, ..Config::default() });
-    // The VM is entitled to 10 of the 24 additional chunks. The other 14 are placed in host memory. The steps do not
-    // fit in one plan.
+    // The VM is entitled to 10 of the 24 additional chunks. The other 14 are placed in host memory. The 10 evictions do
+    // not fit in one plan of 8 steps.
     let request = Some(Request { by: By::Vm(TenantId(2)), chunks: 24 });
     assert_eq!(world.plan(request).len(), 8);
     assert_eq!(world.plan(request).len(), 2);
@@ -128,8 +128,8 @@ fn vm_keeps_returned_memory_for_a_while_despite_requests() {
     assert_eq!(world.card(1), 20);
     let came = world.table.summary().vms[&TenantId(1)].moved_in;
     assert!(came > 0);
-    // The second VM requests its whole share. It immediately gets the chunks that the first VM has had for a long time,
-    // and gets the other chunks later.
+    // The second VM requests its whole share. It immediately gets the chunks that have been resident long enough, and
+    // the others later.
     world.now += 5 * MS;
     let request = Some(Request { by: By::Vm(TenantId(2)), chunks: 20 });
     assert_eq!(world.plan(request).len(), 5, "of 15");
@@ -143,8 +143,8 @@ fn a_chunk_that_has_just_come_does_not_go_again() {
     world.use_chunks(1, 0..20);
     world.use_chunks(2, 0..20);
     world.rest(&[1, 2]);
-    // One VM frees memory and immediately allocates it again. The chunks that the other VM gained return to the first
-    // VM, but only after they have settled.
+    // The second VM frees memory and immediately allocates it again. It regains the chunks that the first VM gained in
+    // between, but only after they have settled.
     for index in 0..15 {
         world.table.unplace(TenantId(2), GuestVramAddr(index * CHUNK)).unwrap();
     }
@@ -249,7 +249,8 @@ fn mediator_claim_on_free_chunks_counts_in_no_share() {
     world.table.claim(2);
     world.use_chunks(1, 0..20);
     assert_eq!((world.card(1), world.table.spare()), (8, 0));
-    // If VMs could get both chunks, the first VM would have less than its share, and the second VM would wait forever.
+    // If the shares included the two claimed chunks, the first VM would be below its share, and the second VM would
+    // wait forever.
     for index in 0..4 {
         assert!(world.ask(2, index).is_ok(), "chunk {index}");
     }
@@ -271,7 +272,7 @@ fn the_mediator_and_a_guarantee_get_room() {
     let more = wanted - now + world.table.spare();
     assert_eq!(world.plan(Some(Request { by: By::Guarantee, chunks: more })).len(), 7);
     world.table.set_limits(TenantId(2), limits).unwrap();
-    // Other VMs' guaranteed chunks are not evicted for a guarantee.
+    // Other VMs' guaranteed chunks are not evicted for a new guarantee.
     world.table.set_limits(TenantId(1), Limits { guarantee: 8, ..ANY }).unwrap();
     assert_eq!(world.plan(Some(Request { by: By::Guarantee, chunks: 1 })), []);
 }
@@ -349,7 +350,7 @@ fn chunks_owed_to_raised_guarantee_return() {
     let mut world = world(10, &[ANY, Limits { guarantee: 4, ..ANY }]);
     world.use_chunks(1, 0..10);
     assert_eq!(world.card(1), 6, "four chunks are reserved for the other VM");
-    // The first VM gets the other VM's guarantee while its own chunks are in host memory, and no chunk is spare.
+    // The first VM, which has chunks in host memory, gets the second VM's guarantee while no chunk is spare.
     world.table.set_limits(TenantId(2), ANY).unwrap();
     world.table.set_limits(TenantId(1), Limits { guarantee: 10, ..ANY }).unwrap();
     assert_eq!(world.table.spare(), 0);
@@ -366,8 +367,8 @@ fn vm_that_gains_chunks_in_a_round_gives_none() {
     world.now += 50 * MS;
     world.use_chunks(1, 0..13);
     world.use_chunks(3, 0..8);
-    // The second VM becomes idle first and loses three chunks. When the third VM is also idle, it is entitled to them
-    // again, but the chunks must settle first.
+    // The second VM becomes idle first and loses three chunks. When the third VM is also idle, the second one is
+    // entitled to them again, but the chunks must settle first.
     world.rest(&[1]);
     assert_eq!(
         [1, 2, 3, 4].map(|vm| world.card(vm)),

@@ -17,7 +17,7 @@ pub struct Summary {
     pub free: u32,
     /// Number of chunks without an owner that are not zeroed yet, including chunks that are being scrubbed.
     pub to_scrub: u32,
-    /// Number of unusable chunks that the card may still access for their last owner.
+    /// Number of unusable chunks that the card may still access on behalf of their last owner.
     pub quarantined: u32,
     /// Number of chunks among `free` and `to_scrub` that are reserved for the unused part of VMs' guarantees.
     pub promised: u32,
@@ -25,7 +25,7 @@ pub struct Summary {
     pub set_aside: u32,
     /// Number of chunks among `free` and `to_scrub` that are reserved for the unused part of the reserve.
     pub reserve: u32,
-    /// Number of VMs' chunks in the reserve, which are counted in host memory.
+    /// Number of VMs' chunks in the reserve, which are counted as host memory.
     pub parked: u32,
     /// Number of chunks owned by the mediator.
     pub mediator: u32,
@@ -44,7 +44,8 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Returns the number of chunks that have no owner and are not promised. They are available for new guarantees.
+    /// Returns the number of chunks that have no owner and are not reserved for any use. They are available for new
+    /// guarantees.
     #[must_use]
     pub fn spare(&self) -> u32 {
         (self.free + self.to_scrub).saturating_sub(self.promised + self.set_aside + self.reserve)
@@ -61,11 +62,11 @@ pub struct HostSummary {
     pub used: u32,
     /// Number of slots within the budget that are zeroed or were never used.
     pub free: u32,
-    /// Number of free slots that are not zeroed yet.
+    /// Number of slots without an owner that are not zeroed yet, including slots that are being scrubbed.
     pub to_scrub: u32,
-    /// Number of unusable slots that the card may still access for their last owner. They count as used.
+    /// Number of unusable slots that the card may still access on behalf of their last owner. They count as used.
     pub quarantined: u32,
-    /// Number of the first slot after all slots with data. Memory starting at this slot can be freed.
+    /// Index of the first slot after all slots with data. Memory starting at this slot can be freed.
     pub end: u32,
     /// Number of slots scrubbed since the table was created.
     pub scrubbed: u64,
@@ -79,17 +80,18 @@ pub struct VmSummary {
     pub advertised: u32,
     /// Number of chunks on the card, except for those in the reserve.
     pub placed: u32,
-    /// Number of chunks in the reserve, which are on the card but are counted in host memory.
+    /// Number of chunks in the reserve, which are on the card but are counted as host memory.
     pub parked: u32,
     /// Number of chunks in host memory.
     pub host: u32,
     /// Number of unplaced chunks.
     pub unbacked: u32,
-    /// Number of moving chunks, which also count at their source.
+    /// Number of moving chunks, which are also counted at their source.
     pub moving: u32,
     /// Limits of the VM.
     pub limits: Limits,
-    /// Number of chunks guaranteed to the VM on the card, which is the minimum of its guarantee and its guest's VRAM.
+    /// Number of chunks guaranteed to the VM on the card, which is its guarantee or the size of its guest's VRAM,
+    /// whichever is lower.
     pub guarantee: u32,
     /// Peak number of chunks on the card, including chunks that are moving to it.
     pub peak: u32,

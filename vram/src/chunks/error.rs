@@ -7,13 +7,13 @@ use crate::{GuestVramAddr, TenantId};
 /// Limit that prevents a VM from getting a card chunk or host slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
-    /// No card chunk is available without breaking promises.
+    /// All card chunks are in use or promised.
     Card {
-        /// Number of free chunks.
+        /// Number of zeroed chunks without an owner.
         free: u32,
         /// Number of chunks without an owner that are not zeroed yet.
         to_scrub: u32,
-        /// Number of these chunks that are promised.
+        /// Number of chunks without an owner that are promised.
         promised: u32,
     },
     /// The VM's quota of this number of chunks is used up.
@@ -39,8 +39,8 @@ impl Limit {
         }
     }
 
-    /// Returns the limit for the operator to change. This is `host`, which keeps a VM out of host memory, or `self` if
-    /// the VM's policy forbids host memory.
+    /// Returns the limit that the operator should change: `host`, the limit on host memory, or `self` if the VM must
+    /// not use host memory.
     #[must_use]
     pub const fn decisive(self, host: Option<Self>) -> Self {
         match host {
@@ -82,7 +82,7 @@ pub enum Error {
         vm: TenantId,
         /// Limit of the preferred memory, which is the card at the first use of a chunk.
         limit: Limit,
-        /// Limit of host memory, if the VM may use it.
+        /// Limit that prevents placement in host memory, or `None` if host memory was not considered.
         host: Option<Limit>,
     },
     /// The card does not have enough VRAM for the mediator in addition to the chunks promised to VMs.
@@ -93,11 +93,11 @@ pub enum Error {
     CardFull {
         /// Requested number of chunks.
         wanted: u64,
-        /// Number of free chunks.
+        /// Number of zeroed chunks without an owner.
         free: u32,
         /// Number of chunks without an owner that are not zeroed yet.
         to_scrub: u32,
-        /// Number of chunks without an owner that are guaranteed to VMs.
+        /// Number of chunks without an owner that are guaranteed to VMs or kept for the reserve.
         promised: u32,
     },
     /// The guarantee exceeds the number of chunks that the card can still promise.
@@ -108,11 +108,11 @@ pub enum Error {
     Promise {
         /// VM with the guarantee.
         vm: TenantId,
-        /// Requested guarantee.
+        /// Requested guarantee, in chunks.
         wanted: u32,
         /// Number of chunks that can be promised now, including those already promised to the VM.
         now: u32,
-        /// Number of card chunks left by the guarantees of the other VMs and the mediator's share.
+        /// Number of card chunks that remain after the other VMs' guarantees, the mediator's share, and the reserve.
         left: u32,
     },
     /// The guarantee exceeds the quota.
@@ -128,8 +128,8 @@ pub enum Error {
     /// The weight is below 1.
     #[error("VM {0}: weight must be at least 1")]
     Weight(TenantId),
-    /// Too few chunks are free until some have been zeroed. The caller must do scrub work and retry. If there is no
-    /// scrub work, another thread is already doing it.
+    /// Too few chunks have been zeroed. The caller must do scrub work and retry. If there is no scrub work, another
+    /// thread is already doing it.
     #[error("{short} chunks of {} must be scrubbed first", match .tier { Tier::Card => "VRAM", Tier::Host => "host memory" })]
     NeedsScrub {
         /// Memory that has too few zeroed chunks.
@@ -137,10 +137,10 @@ pub enum Error {
         /// Number of missing chunks.
         short: u32,
     },
-    /// A VM was created without VRAM.
+    /// The requested VRAM size is 0.
     #[error("a VM needs at least one byte of VRAM")]
     Empty,
-    /// The VM's VRAM is too large.
+    /// The VM's VRAM exceeds 1 TiB.
     #[error("{0:#x} bytes of VRAM for a VM are more than 0x10000000000")]
     Advertised(u64),
     /// The VM already has VRAM.
@@ -165,7 +165,7 @@ pub enum Error {
         /// Index of the guest chunk.
         index: u32,
     },
-    /// The guest chunk is already in the destination memory, or reaches it without a copy.
+    /// The guest chunk is already in the destination memory, reaches it without a copy, or must not move.
     #[error("guest chunk {index} of VM {vm} is already there")]
     Settled {
         /// VM of the guest chunk.
@@ -176,7 +176,7 @@ pub enum Error {
     /// All chunks of the reserve are in use.
     #[error("the reserve of {0} chunks is used up")]
     ReserveFull(u32),
-    /// The guest chunk is moving, and can be moved again only after that.
+    /// The guest chunk is already moving.
     #[error("guest chunk {index} of VM {vm} is moving")]
     Moving {
         /// VM of the guest chunk.

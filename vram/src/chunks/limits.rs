@@ -48,12 +48,12 @@ impl std::str::FromStr for OnFull {
 pub struct Limits {
     /// Maximum number of chunks on the card.
     pub quota: u32,
-    /// Number of chunks guaranteed on the card, which must not exceed the quota. At most the number of guest chunks is
-    /// reserved.
+    /// Number of chunks guaranteed on the card, which must not exceed the quota. If it exceeds the number of guest
+    /// chunks, only that number is reserved.
     pub guarantee: u32,
-    /// Maximum number of chunks in host memory, regardless of why they were evicted.
+    /// Maximum number of chunks in host memory, whether evicted or placed there.
     pub swap_cap: u32,
-    /// Weight for dividing chunks, relative to the weights of other VMs. At least 1.
+    /// Weight for dividing chunks, relative to the weights of other VMs. The weight is at least 1.
     pub weight: u32,
     /// Behaviour if no card chunk is available for the VM.
     pub on_full: OnFull,
@@ -70,7 +70,7 @@ impl Limits {
 }
 
 impl Default for Limits {
-    /// Returns no limits, no guarantee, and a weight of 100.
+    /// Returns unlimited use, no guarantee, and a weight of 100.
     fn default() -> Self {
         Self::DEFAULT
     }

@@ -1,4 +1,4 @@
-//! Lookup of locations of guest memory.
+//! Looks up the locations of guest memory.
 
 use super::{ChunkState, ChunkTable, Place, Spot, Tier, VmMap};
 use crate::{GuestVramAddr, TenantId, VramAddr};
@@ -19,8 +19,8 @@ pub enum Lookup {
     Placed(Place),
     /// The range is unplaced. Reads return zeros.
     Unplaced,
-    /// The range spans chunks that are not adjacent, that are in different memories, or some of which are unplaced. For
-    /// each part from [`ChunkTable::pieces`], a lookup returns one of the other results.
+    /// The range is not contiguous: its chunks are not adjacent or not in the same memory, or only some of them are
+    /// placed. For each part from [`ChunkTable::pieces`], a lookup returns one of the other results.
     Split,
     /// Part of the range is outside the guest's VRAM, or the VM does not exist.
     Outside,
@@ -34,7 +34,7 @@ impl ChunkTable {
         self.vms.get(&vm).map(VmMap::bytes)
     }
 
-    /// Returns the guest chunk at `address`, or `None` if the guest has no such address.
+    /// Returns the index of the guest chunk at `address`, or `None` if the guest has no such address.
     #[must_use]
     pub fn index(&self, vm: TenantId, address: GuestVramAddr) -> Option<u32> {
         self.vms.get(&vm)?.index(address)
@@ -94,7 +94,7 @@ impl ChunkTable {
         }
     }
 
-    /// Returns the guest chunks of a VM that are counted in a memory and are not moving, in order.
+    /// Returns the indices of a VM's guest chunks that are counted in `tier` and are not moving, in order.
     pub fn resting(&self, vm: TenantId, tier: Tier) -> impl Iterator<Item = u32> + '_ {
         let chunks = self.vms.get(&vm).into_iter().flat_map(move |map| {
             let counts = move |index, spot: Spot| match tier {
@@ -119,7 +119,7 @@ impl ChunkTable {
         })
     }
 
-    /// Returns the owner of a card address and the owner's guest address, for fault reports.
+    /// Returns the VM that owns a card address, and the corresponding guest address, for fault reports.
     #[must_use]
     pub fn owner(&self, address: VramAddr) -> Option<(TenantId, GuestVramAddr)> {
         match self.state(self.chunk_at(address)?) {

@@ -13,14 +13,14 @@ use std::collections::BTreeSet;
 /// Place of each guest chunk, and totals for each memory.
 #[derive(Debug)]
 pub(super) struct VmMap {
-    /// End of the guest's addresses in bytes. The last chunk may extend beyond it. Addresses stay valid if the VRAM
-    /// shrinks.
+    /// End of the guest's address range, in bytes. The last chunk may extend beyond it. Addresses stay valid if the
+    /// VRAM shrinks.
     bytes: u64,
     /// Log2 of the chunk size in bytes.
     shift: u32,
     /// Place of each placed guest chunk.
     chunks: Vec<Option<Spot>>,
-    /// Chunks in the reserve, which are on the card but are counted in host memory.
+    /// Chunks in the reserve, which are on the card but are counted as host memory.
     parked: BTreeSet<u32>,
     /// Totals maintained by this map, except for `parked`, `unbacked`, and `guarantee`, which are set by
     /// [`Self::account`].
@@ -89,8 +89,8 @@ impl VmMap {
         self.guarantee().saturating_sub(self.used(Tier::Card))
     }
 
-    /// Returns the number of chunks that count towards a memory's limits, which are those in this memory and those
-    /// moving to it.
+    /// Returns the number of chunks that count towards the limits of `tier`: the chunks in this memory and those moving
+    /// to it.
     pub(super) fn used(&self, tier: Tier) -> u32 {
         match tier {
             Tier::Card => self.sums.placed + self.arriving,
@@ -98,7 +98,7 @@ impl VmMap {
         }
     }
 
-    /// Returns the guest chunk that contains `address`, if the guest has that address.
+    /// Returns the index of the guest chunk that contains `address`, if the guest has that address.
     pub(super) fn index(&self, address: GuestVramAddr) -> Option<u32> {
         u32::try_from(address.0 >> self.shift).ok().filter(|_| address.0 < self.bytes)
     }
@@ -145,14 +145,14 @@ impl VmMap {
         self.parked.iter().copied()
     }
 
-    /// Counts guest chunk `index`, which is on the card, in host memory from now on.
+    /// Adds guest chunk `index`, which is on the card, to the reserve. It is then counted as host memory.
     pub(super) fn park(&mut self, index: u32) {
         self.sums.placed -= 1;
         self.parked.insert(index);
         self.note_peaks();
     }
 
-    /// Counts guest chunk `index` on the card again.
+    /// Removes guest chunk `index` from the reserve. It is then counted as a card chunk again.
     pub(super) fn unpark(&mut self, index: u32) {
         self.sums.placed += 1;
         self.parked.remove(&index);
@@ -168,7 +168,7 @@ impl VmMap {
         self.note_peaks();
     }
 
-    /// Records that the chunk of a move was unplaced. The destination still counts until the move ends.
+    /// Records that the chunk of a move was unplaced. The destination is still counted until the move ends.
     pub(super) fn lose(&mut self) {
         self.sums.moving -= 1;
     }

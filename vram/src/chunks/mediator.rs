@@ -3,11 +3,11 @@
 use super::{ChunkId, ChunkState, ChunkTable, Error};
 
 impl ChunkTable {
-    /// Sets `chunks` aside for the mediator, including those that it already owns. VMs cannot get these chunks.
+    /// Sets aside `chunks` chunks for the mediator, including those that it already owns. VMs cannot get these chunks.
     /// Lowering the number releases the difference, but removes no chunk from the mediator.
     ///
     /// # Errors
-    /// Returns [`Error::CardFull`] if fewer chunks are spare than are missing. Nothing is then changed.
+    /// Returns [`Error::CardFull`] if too few chunks are spare, and changes nothing.
     pub fn set_aside(&mut self, chunks: u32) -> Result<(), Error> {
         let missing = chunks.saturating_sub(self.mediator);
         if missing > self.for_mediator() {
@@ -17,13 +17,13 @@ impl ChunkTable {
         Ok(())
     }
 
-    /// Claims `chunks` for the mediator, in addition to those that it has. As soon as chunks are spare, the mediator
-    /// gets them before any VM does. The value 0 cancels the claim.
+    /// Claims `chunks` chunks for the mediator, in addition to those that it already has. As soon as chunks are spare,
+    /// the mediator gets them before any VM does. The value 0 cancels the claim.
     pub fn claim(&mut self, chunks: u32) {
         self.claimed = chunks.saturating_sub(self.left_aside());
     }
 
-    /// Returns borrowed chunks to the reserve, if enough chunks are not promised.
+    /// Releases borrowed chunks to the reserve, up to the number of uncommitted chunks.
     pub fn repay(&mut self) {
         self.borrowed -= self.borrowed.min(self.uncommitted());
     }
@@ -58,8 +58,8 @@ impl ChunkTable {
         Ok(ChunkId(first))
     }
 
-    /// Releases `count` of the mediator's chunks, starting with `first`. They may contain addresses of other VMs'
-    /// memory, so they are scrubbed before reuse.
+    /// Releases `count` of the mediator's chunks, starting with `first`. They may contain addresses of VMs' memory, so
+    /// they are scrubbed before reuse.
     ///
     /// # Panics
     /// Panics if a chunk does not belong to the mediator.
@@ -75,7 +75,7 @@ impl ChunkTable {
     /// its share, its claim, and the spare chunks.
     #[must_use]
     pub fn for_mediator(&self) -> u32 {
-        // Because of quarantine, there may be fewer chunks than are promised.
+        // Quarantine may leave fewer chunks than are promised.
         self.card.room().saturating_sub(self.promised + self.left_reserve())
     }
 

@@ -7,11 +7,11 @@ use std::ops::RangeInclusive;
 /// Destination of a guest chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum To {
-    /// To a card chunk.
+    /// A card chunk.
     Card,
-    /// To a host slot.
+    /// A host slot.
     Host,
-    /// To the reserve. The chunk stays on the card, but is counted in host memory.
+    /// The reserve. The chunk stays on the card, but is counted as host memory.
     Reserve,
 }
 
@@ -69,7 +69,7 @@ pub(super) struct Flight {
 pub(super) enum Fate {
     /// The chunk is still placed.
     Alive,
-    /// The chunk was unplaced. The destination still counts for the VM.
+    /// The chunk was unplaced. The destination is still counted for the VM.
     Unplaced,
     /// The chunk's VM was destroyed.
     Ownerless,
@@ -116,8 +116,8 @@ impl ChunkTable {
         Ok(self.describe(id, &flight))
     }
 
-    /// Executes a step by calling [`Self::begin_move`]. Returns `None` if the step is already complete, because it
-    /// leads into or out of the reserve and changes only the accounts.
+    /// Starts a step of a plan. Steps into the reserve, and from there back to the card, only change the accounts: they
+    /// complete immediately, and `None` is returned.
     ///
     /// # Errors
     /// Returns the errors of [`Self::begin_move`], or [`Error::ReserveFull`].
@@ -186,8 +186,8 @@ impl ChunkTable {
         Ok(from)
     }
 
-    /// Ends a move after its copy. From now on, the chunk is at the destination, unless it was unplaced. The caller
-    /// must update all references to the chunk's place before the chunk is accessed again.
+    /// Ends a move after its copy. The chunk is then at the destination, unless it was unplaced ([`Ended::Gone`]). The
+    /// caller must update all references to the chunk's place before the chunk is accessed again.
     ///
     /// # Panics
     /// Panics if the move does not exist.
@@ -209,7 +209,7 @@ impl ChunkTable {
         Ended::Committed
     }
 
-    /// Ends a move without its copy. The chunk stays in place, and the destination must be scrubbed.
+    /// Cancels a move. The chunk stays in place, and the destination must be scrubbed.
     ///
     /// # Panics
     /// Panics if the move does not exist.
@@ -259,7 +259,7 @@ impl ChunkTable {
         }
     }
 
-    /// Ends a move of an unplaced chunk.
+    /// Ends a move that is not committed, and releases its destination.
     fn give_up(&mut self, flight: &Flight) {
         self.abandon(flight.to);
         if flight.fate != Fate::Ownerless {

@@ -5,11 +5,11 @@ use super::{ChunkTable, Error, Tier, VmMap};
 use crate::TenantId;
 
 impl ChunkTable {
-    /// Sets aside `chunks` of the card for evictions, including those already in use. VMs and the mediator cannot get
-    /// them. Lowering the number releases the difference, but removes no chunk in use.
+    /// Sets aside `chunks` card chunks for evictions, including those that evictions already use. VMs and the mediator
+    /// cannot get them. Lowering the number releases the difference, but removes no chunk in use.
     ///
     /// # Errors
-    /// Returns [`Error::CardFull`] if fewer chunks are spare than are missing. Nothing is then changed.
+    /// Returns [`Error::CardFull`] if too few chunks are spare, and changes nothing.
     pub fn set_reserve(&mut self, chunks: u32) -> Result<(), Error> {
         let missing = chunks.saturating_sub(self.parked);
         if missing > self.uncommitted() + self.left_reserve() {
@@ -19,7 +19,7 @@ impl ChunkTable {
         Ok(())
     }
 
-    /// Returns true if a guest chunk is in the reserve, so that it is on the card but is counted in host memory.
+    /// Returns true if a guest chunk is in the reserve, so that it is on the card but is counted as host memory.
     #[must_use]
     pub fn is_parked(&self, vm: TenantId, index: u32) -> bool {
         self.vms.get(&vm).is_some_and(|map| map.is_parked(index))
@@ -41,7 +41,7 @@ impl ChunkTable {
         (self.parked - self.draining).min(self.host.room())
     }
 
-    /// Moves a guest chunk from the card's chunks into the reserve. The VM's card chunk becomes spare, or stays
+    /// Moves a guest chunk from its VM's card chunks into the reserve. The VM's card chunk becomes spare, or stays
     /// promised if the VM is then below its guarantee.
     pub(super) fn park(&mut self, vm: TenantId, index: u32) -> Result<(), Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
@@ -56,8 +56,8 @@ impl ChunkTable {
         Ok(())
     }
 
-    /// Moves a guest chunk from the reserve back to its VM's card chunks. The caller has checked that a card chunk is
-    /// available.
+    /// Moves a guest chunk from the reserve back to its VM's card chunks. Returns [`Error::Full`] if no card chunk is
+    /// available for the VM.
     pub(super) fn unpark(&mut self, vm: TenantId, index: u32) -> Result<(), Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         if let Some(limit) = self.limit_of(map, Tier::Card) {

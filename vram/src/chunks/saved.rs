@@ -204,7 +204,7 @@ impl TryFrom<SavedChunks> for ChunkTable {
 }
 
 impl SavedChunks {
-    /// Checks the values that do not depend on each other.
+    /// Checks the values that can be checked without the states of chunks and slots.
     fn check_numbers(&self) -> Result<(), Invalid> {
         let Self { shift, card, host: _, set_aside, reserve, borrowed, claimed: _, vms, flights, next_move, moved } =
             self;
@@ -253,7 +253,7 @@ fn check_destinations(card: &Stock, host: &Stock, flights: &BTreeMap<MoveId, Fli
     Invalid::unless(count == flights.len(), || "a destination refers to a move that does not exist".into())
 }
 
-/// Place of each guest chunk, by VM.
+/// Place of each guest chunk, keyed by VM.
 type Places = BTreeMap<TenantId, BTreeMap<u32, Spot>>;
 
 fn places(card: &Stock, host: &Stock) -> Result<Places, Invalid> {
@@ -268,7 +268,7 @@ fn places(card: &Stock, host: &Stock) -> Result<Places, Invalid> {
     Ok(places)
 }
 
-/// Returns the moves of placed chunks by chunk.
+/// Returns the moves of placed chunks, keyed by chunk.
 fn moving(
     maps: &BTreeMap<TenantId, VmMap>,
     flights: &BTreeMap<MoveId, Flight>,
@@ -338,7 +338,7 @@ impl From<SavedLimits> for Limits {
 pub struct UnclaimedChunks(BTreeSet<u32>);
 
 impl ChunkTable {
-    /// Returns the mediator's chunks, for their users to claim when they are restored.
+    /// Returns the mediator's chunks. Each user claims its chunks when it is restored.
     #[must_use]
     pub fn unclaimed(&self) -> UnclaimedChunks {
         let own = self.card.states().filter(|(_, state)| *state == ChunkState::Mediator);

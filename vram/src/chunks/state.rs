@@ -25,7 +25,7 @@ pub enum Tier {
     Host,
 }
 
-/// Location of a byte in one of the memories.
+/// Location of a byte on the card or in host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Place {
     /// Address on the card.
@@ -111,7 +111,7 @@ pub enum ChunkState {
     NeedsScrub,
     /// Without an owner. The caller of [`take_scrub_work`](super::ChunkTable::take_scrub_work) is zeroing it.
     Scrubbing,
-    /// Unusable, because the card may still access the chunk for its last owner.
+    /// Unusable, because the card may still access the chunk on behalf of its last owner.
     Quarantined,
     /// Owned by the mediator, for tables, instance blocks, and rings. VMs cannot access it. Only card chunks have this
     /// state.
@@ -120,7 +120,7 @@ pub enum ChunkState {
     Arriving(MoveId),
     /// Owned by a VM, as its guest chunk `index`.
     Vm {
-        /// Owning VM.
+        /// VM that owns the chunk.
         vm: TenantId,
         /// Index of the guest chunk.
         index: u32,

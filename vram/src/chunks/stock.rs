@@ -70,7 +70,7 @@ impl Stock {
         self.states.get(number as usize).copied().unwrap_or(ChunkState::Free)
     }
 
-    /// Returns the number of units that have an owner, that are the destination of a move, or that are quarantined.
+    /// Returns the number of units that have an owner, are the destination of a move, or are quarantined.
     pub(super) fn owned(&self) -> u32 {
         self.end() - self.free.len() as u32 - self.unscrubbed()
     }
@@ -85,7 +85,7 @@ impl Stock {
         self.limit.saturating_sub(self.owned())
     }
 
-    /// Returns the number of units that can get an owner immediately.
+    /// Returns the number of zeroed units that can get an owner.
     pub(super) fn free(&self) -> u32 {
         let fresh = self.limit.saturating_sub(self.end());
         let beyond = if self.end() > self.limit { self.free.range(self.limit..).count() as u32 } else { 0 };
@@ -149,7 +149,8 @@ impl Stock {
         self.quarantined
     }
 
-    /// Permanently excludes a unit from use: immediately if it has no owner, or otherwise when it loses its owner.
+    /// Permanently excludes a unit from use: immediately if it waits to be scrubbed, or otherwise after it has lost its
+    /// owner or has been scrubbed.
     pub(super) fn quarantine(&mut self, number: u32) {
         match self.state(number) {
             ChunkState::Quarantined => {}
@@ -207,7 +208,7 @@ impl Stock {
         self.go(number, to);
     }
 
-    /// Adds a unit that was never used.
+    /// Adds a unit that was never used, and returns its number.
     fn grow(&mut self) -> u32 {
         let number = self.end();
         self.states.push(ChunkState::Free);

@@ -1,4 +1,4 @@
-//! Tests sizes, places, and reservations of the chunk table. `model` tests random sequences.
+//! Tests sizes, places, and reservations of the chunk table. `model` tests random sequences of operations.
 
 mod model;
 mod places;
@@ -46,7 +46,7 @@ fn only_the_listed_steps_are_legal() {
     }
 }
 
-/// Returns the expected error for a VM without a guarantee that may not swap, if `free` chunks are zeroed and
+/// Returns the expected error for a VM that has no guarantee and may not swap, if `free` chunks are zeroed and
 /// `promised` chunks are reserved for other VMs.
 fn refused(vm: u32, free: u32, promised: u32) -> Result<Placed, Error> {
     let limit = Limit::Card { free, to_scrub: 0, promised };
@@ -103,7 +103,7 @@ fn vm_that_shrinks_keeps_its_chunks_and_gets_no_more() {
     scrub_all(&mut table);
     assert!(table.place(vm, GuestVramAddr(0)).unwrap().new);
     assert_eq!(table.place(vm, GuestVramAddr(CHUNK)), full);
-    // A larger size adds addresses again.
+    // A larger size adds addresses.
     assert_eq!(table.lookup(vm, GuestVramAddr(4 * CHUNK), CHUNK), Lookup::Outside);
     table.resize_vm(vm, 6 * CHUNK, Limits::UNRESERVED).unwrap();
     assert!(table.place(vm, GuestVramAddr(5 * CHUNK)).unwrap().new);

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedPool {
     pub(crate) limit: u64,
-    /// First chunk and length of each run, in order.
+    /// First chunk and number of chunks of each run, in order.
     pub(crate) runs: Vec<(u32, u32)>,
     /// Address and order of each allocation, sorted by address.
     pub(crate) used: Vec<(u64, u32)>,
@@ -21,7 +21,7 @@ impl PagePool {
     /// Saves the pool.
     #[must_use]
     pub fn save(&self) -> SavedPool {
-        // Blocks that contain zeros are zeroed again before their next use.
+        // The zeroed ranges are not saved, so their blocks are zeroed again before use.
         let Self { limit, free: _, used, runs, zeroed: _, held: _, used_bytes: _ } = self;
         SavedPool {
             limit: *limit,

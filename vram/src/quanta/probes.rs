@@ -19,7 +19,7 @@ const PAUSE_FACTOR: u32 = 32;
 const LONGEST_REST_NS: u64 = 3_600_000_000_000;
 /// Number of quanta after which the result of a probe expires.
 const RESULT_VALID_QUANTA: u32 = 64;
-/// Maximum speed-up factor counted for one VM. It is limited because the VM controls its submissions.
+/// Maximum speed-up factor counted for one VM. The factor is limited because a VM controls its own submissions.
 const MAX_SPEEDUP: f64 = 8.0;
 
 /// Total work completed for a VM.
@@ -44,7 +44,7 @@ impl Done {
     }
 }
 
-/// State of the probes for VMs for which thrashing cannot be measured.
+/// State of the probes of VMs whose thrashing cannot be measured.
 #[derive(Clone, Debug, Default)]
 enum State {
     /// No work has been observed yet.
@@ -56,11 +56,11 @@ enum State {
     Watching { since_ns: u64, then: BTreeMap<TenantId, Done> },
     /// A probe is running.
     Trying(Trial),
-    /// Quanta help. The next probe starts after `left` quanta.
+    /// Quanta help. This result expires after `left` quanta.
     Found { left: u32 },
 }
 
-/// Running probe.
+/// A running probe.
 #[derive(Clone, Debug, Default)]
 struct Trial {
     began_ns: u64,
@@ -85,7 +85,7 @@ impl Trial {
     }
 }
 
-/// Result at the end of a quantum.
+/// Decision at the end of a quantum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// Quanta continue.
@@ -169,8 +169,8 @@ impl Probes {
         *of != holder || self.done.get(&holder).is_none_or(|done| done.since(*then).ended >= MIN_SUBMISSIONS)
     }
 
-    /// Records that the quantum of a VM in `members` has ended. Quanta help if work takes longer without them by at
-    /// least `on_permille` of the time.
+    /// Records that the quantum of a VM in `members` has ended, and decides whether quanta continue. Quanta help if
+    /// they shorten the engine time of submissions by at least `on_permille`.
     pub(super) fn ends(&mut self, now_ns: u64, holder: TenantId, members: &[TenantId], on_permille: u32) -> Verdict {
         match &mut self.state {
             State::Found { left } if *left > 0 => {

@@ -1,4 +1,4 @@
-//! Saved form of quanta. Times are those of the caller's clock.
+//! Saved form of quanta. Times are in ns of the caller's clock.
 
 use super::probes::Probes;
 use super::sets::{WorkingSet, WorkingSets};
@@ -32,7 +32,7 @@ pub(crate) struct SavedSet {
     weight: u32,
 }
 
-/// The members and the holder of a quantum.
+/// Members, holder and length of a quantum.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedTurn {
     pub(crate) members: Vec<u32>,
@@ -62,8 +62,8 @@ impl Quanta {
     /// Saves the quanta.
     #[must_use]
     pub fn save(&self) -> SavedQuanta {
-        // Quanta that are in use are assumed to help. Observations start over. A VM has one card, so no other card
-        // decides about its quanta.
+        // After a restore, quanta in use are assumed to help, and observations start over. A VM has one card, so no
+        // other card controls its quanta.
         let Self {
             config,
             traffic,

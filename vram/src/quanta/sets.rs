@@ -59,7 +59,7 @@ impl WorkingSets {
         members
     }
 
-    /// Returns the number of bytes to copy when the turn changes. For each working set, the part that does not fit is
+    /// Returns the number of bytes to copy when the turn changes. The part of the next working set that does not fit is
     /// returned to the card, and the same number of bytes is evicted.
     pub(super) fn change_bytes(&self, members: &[TenantId]) -> u128 {
         let largest = members.iter().filter_map(|vm| self.by_vm.get(vm)).map(|set| set.evictable()).max().unwrap_or(0);
@@ -67,8 +67,8 @@ impl WorkingSets {
         2 * u128::from(largest.min(self.for_turns())).min(missing)
     }
 
-    /// Returns the length of a member's quantum. The lengths of all members have a mean of `mean_ns` and are
-    /// proportional to their weights. If one of them is outside `bounds`, all of them are scaled. The upper bound takes
+    /// Returns the length of a member's quantum, in ns. The lengths of all members have a mean of `mean_ns` and are
+    /// proportional to their weights. If one length is outside `bounds`, all lengths are scaled. The upper bound takes
     /// priority.
     pub(super) fn quantum_ns(&self, members: &[TenantId], vm: TenantId, mean_ns: u64, bounds: (u64, u64)) -> u64 {
         let weight = |vm: &TenantId| u128::from(self.by_vm.get(vm).map_or(1, |set| set.weight.max(1)));

@@ -1,4 +1,4 @@
-//! Tests synthetic traffic on a card of 1000 bytes with copies at 1000 bytes per second.
+//! Tests the detector with synthetic traffic on a card of 1000 bytes with copies at 1000 bytes per second.
 
 use super::*;
 use proptest::prelude::*;
@@ -182,13 +182,13 @@ fn quanta_rotate_and_skip_idle_tenants() {
         now += quantum;
         let turn = Turn { members: [1, 2, 3].map(TenantId).to_vec(), holder: TenantId(holder), quantum_ns: quantum };
         assert_eq!(quanta.tick(now), Some(Change::Next(turn)));
-        // The copy time is not part of the quantum, regardless of its length.
+        // The copies are not part of the quantum, however long they take.
         now += 2 * quantum;
         assert_eq!(quanta.tick(now), None);
         quanta.copies_done(now);
         assert_eq!(quanta.tick(now + quantum - 1), None);
     }
-    // The holder has no more work, so the next VM does not wait for the end of the quantum.
+    // The holder is no longer active, so the next VM does not wait for the end of the quantum.
     quanta.set_working_sets(1000, [1, 3].map(|vm| (TenantId(vm), WorkingSet::movable(700))).into());
     let Some(Change::On(turn)) = quanta.tick(now + 1) else { panic!("the quanta do not start again") };
     assert_eq!((turn.holder, turn.members), (TenantId(3), vec![TenantId(1), TenantId(3)]));
@@ -374,7 +374,7 @@ proptest! {
         }
     }
 
-    /// Checks that modified quanta are either rejected or harmless.
+    /// Checks that corrupted saved quanta are either rejected or harmless.
     #[test]
     fn edited_turns_never_panic(
         steps in prop::collection::vec((told(), 1..700u64), 1..20),

@@ -1,4 +1,4 @@
-//! Second-chance algorithm, based on uses that the mediator observes, which are copies and submissions that refer to
+//! Second-chance algorithm, based on the uses that the mediator observes: copies, and submissions that refer to
 //! buffers.
 
 use super::{Choose, Hints, keep_least};

@@ -105,7 +105,7 @@ impl Hints {
         }
     }
 
-    /// Returns the existing part of `chunks`.
+    /// Returns the part of the range `chunks` that exists.
     fn within(&self, chunks: &RangeInclusive<u32>) -> std::ops::Range<usize> {
         let end = chunks.end().saturating_add(1).min(self.chunks) as usize;
         (*chunks.start() as usize).min(end)..end

@@ -1,4 +1,4 @@
-//! Victim selection by the priorities of the owner's buffers, as in GPUswap's dissertation.
+//! Victim selection by the priorities of the owner's buffers, as in the GPUswap dissertation.
 
 use super::{Choose, Hints, keep_least};
 use std::cmp::Reverse;

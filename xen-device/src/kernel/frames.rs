@@ -115,7 +115,7 @@ impl Buffer {
         self.base.addr() as u64
     }
 
-    /// Writes frames to the second page. Returns their address.
+    /// Writes a list of frames to the second page. Returns the list's address.
     fn frames(&mut self, frames: impl Iterator<Item = u64>) -> u64 {
         let list = self.base.wrapping_add(PAGE);
         for (at, frame) in (0..LIST).zip(frames) {
@@ -126,7 +126,7 @@ impl Buffer {
     }
 }
 
-/// Calls that concern one domain's memory.
+/// Calls that query or change one domain's memory.
 #[derive(Debug)]
 pub(super) struct Frames<'a> {
     pub privcmd: &'a File,
@@ -144,7 +144,7 @@ impl Frames<'_> {
             let there = self.populate(at..end.min(at.saturating_add(MAX_FRAMES)))?;
             at = at.saturating_add(there);
             if there == 0 {
-                // Remove the added frames. If this fails, the domain keeps them until it is destroyed.
+                // Remove the added frames. If this fails, the domain keeps the frames until its destruction.
                 let taken = self.take(first, at.saturating_sub(first));
                 let out = io::Error::from(io::ErrorKind::OutOfMemory);
                 return Err(taken.err().unwrap_or(out));
@@ -215,7 +215,7 @@ impl Frames<'_> {
                 call(privcmd, DOMCTL, [argument, 0])
             });
             match set {
-                // Try the next version.
+                // Xen rejects other versions with this error, so try the next version.
                 Err(error) if error.raw_os_error() == Some(libc::EACCES) => {}
                 other => return other.map(drop),
             }

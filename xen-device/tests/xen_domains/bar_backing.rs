@@ -1,4 +1,4 @@
-//! Tests the domain's pages under its BARs. A guest finds the device's data with pages, without pages, and after a
+//! Tests the domain's pages under its BARs. A guest must find the device's data with and without pages, and after a
 //! move.
 
 use super::*;
@@ -32,7 +32,7 @@ fn pages_come_when_a_bar_answers_and_follow_it() {
     assert_eq!(domain.read(0, AREA_STARTS[1] + 8, 8), 0x1234);
     assert!(rig.take_accesses().is_empty(), "page accesses are not requests");
     assert_eq!(ask(&domain, AREA_STARTS[1] + 8), 0x1234, "a request returns the same data");
-    // The part before the area is still trapped.
+    // Accesses before the area must still be trapped.
     domain.write(0, PLACE1 + 8, 8, 7);
     assert_eq!(rig.take_accesses().len(), 2);
     // Move the BAR, with decoding on and off.
@@ -78,7 +78,7 @@ fn host_without_memory_and_device_that_wants_none_have_requests() {
             domain.write(0, place, 8, place);
             assert_eq!(domain.read(0, place, 8), place);
         }
-        // Adding pages is not retried.
+        // The server must not retry adding pages.
         domain.config_write(0x04, 0);
         domain.config_write(0x04, 6);
         assert_eq!(domain.all_given().len(), given);

@@ -43,7 +43,7 @@ impl Rig {
         Self { xen, link, seen, stop, thread: Some(thread) }
     }
 
-    /// Creates a domain that is served, with its BARs in place.
+    /// Creates a domain, waits until it is served, and sets the addresses of its BARs.
     fn domain(&self, spec: FakeSpec) -> FakeDomain {
         let domain = self.xen.create(spec);
         domain.wait_served();
@@ -132,7 +132,7 @@ fn bars_that_lie_on_each_other_are_claimed_once() {
     assert_eq!(domain.ranges().len(), 1);
     domain.config_write(0x14, PLACE1 as u32);
     assert_eq!(domain.ranges().len(), 2);
-    // Accesses at the end of the address space do not wrap around.
+    // The addresses of a BAR at the end of the address space must not wrap around.
     domain.config_write(0x14, 0xffff_f000);
     domain.config_write(0x18, u32::MAX);
     assert!(domain.ranges().len() <= 2);
@@ -244,7 +244,7 @@ fn junk_in_shared_pages_is_harmless() {
     let rig = Rig::new();
     let domain = rig.guest();
     for state in 0..=255u8 {
-        // Fill a slot without a virtual CPU, with any state.
+        // Fill a slot that belongs to no virtual CPU, with each state.
         domain.junk(false, 5 * 32 + 30, &[state, state]);
         // Set the slot of an existing virtual CPU to a state that is not a request.
         if state & 0xf != 1 {
@@ -310,13 +310,13 @@ fn interrupts_are_the_message_or_the_pin() {
     let (message, pin) = (PLACE0 + register::MESSAGE, PLACE0 + register::PIN);
     domain.write(0, pin, 8, 1);
     assert_eq!(domain.pin(), (true, 1));
-    // The guest's next access may have removed the cause, but the cause remains.
+    // The guest's next access may have removed the interrupt's cause, but here the cause remains.
     assert_eq!(domain.read(0, PLACE1, 4), 0);
     assert_eq!(domain.pin(), (true, 2));
     domain.write(0, pin, 8, 0);
     assert!(!domain.pin().0);
     domain.write(0, pin, 8, 1);
-    // The guest disables the pin.
+    // Disable the pin through the command register.
     domain.config_write(0x04, 0x406);
     assert!(!domain.pin().0);
     domain.config_write(0x04, 6);
@@ -333,7 +333,7 @@ fn interrupts_are_the_message_or_the_pin() {
     domain.write(0, pin, 8, 1);
     assert!(!domain.pin().0, "with messages enabled, the pin is deasserted");
     domain.write(0, pin, 8, 0);
-    // The guest changes the message address.
+    // Change the message address.
     domain.config_write(MSI + 4, 0xfee0_2000);
     domain.write(0, message, 8, 1);
     assert_eq!(domain.messages().last(), Some(&(0x1_fee0_2000, 0x4041)));
@@ -367,7 +367,7 @@ fn device_releases_memory_before_give_back_even_under_load() {
     let domain = rig.domain(FakeSpec { cpus: 2, ..FakeSpec::new(1, "guest") });
     let frames = (16 << 20) / PAGE;
     let asked = domain.asked();
-    // The server queries the BARs' addresses only to check that there is no memory.
+    // The server queries the BARs' addresses only to check that the domain has no memory there.
     let bars = [PLACE0, PLACE1].map(|place| (place + AREA.offset) / PAGE);
     assert!(
         asked.iter().all(|first| *first >= (4 << 30) / PAGE || bars.contains(first)),
@@ -477,7 +477,7 @@ fn operator_disconnects_a_domain_for_good() {
     rig.link.disconnect();
     domain.wait_left();
     assert_eq!(rig.link.client(), None);
-    // Creating other domains does not cause the domain to be served again.
+    // Creating other domains must not cause the domain to be served again.
     rig.xen.create(FakeSpec::new(5, "other")).destroy();
     domain.destroy();
     let again = rig.domain(FakeSpec::new(6, "guest"));

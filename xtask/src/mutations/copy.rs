@@ -9,9 +9,9 @@ use anyhow::{Context, Result, bail};
 
 use crate::run::{root, target};
 
-/// Updates the copy to the tracked files of the working tree, with the given texts for `changed` files. Does not write
-/// unchanged files, so that a second run compiles only the changes. Also repairs files that a killed run has written
-/// only partially.
+/// Updates the copy to the files of the working tree that git does not ignore, with the given texts for `changed`
+/// files. Does not write unchanged files, so that a second run compiles only the changes. Also repairs files that a
+/// killed run has written only partially.
 pub fn bring_all(changed: &[(PathBuf, String)]) -> Result<PathBuf> {
     let copy = target().join("mutations");
     let listed = Command::new("git")

@@ -11,10 +11,11 @@ struct Function {
     body: Range<usize>,
 }
 
-/// Returns the body of the innermost function that contains a location, without its braces.
+/// Returns the body of the innermost function that contains a location, excluding its braces.
 ///
-/// Returns `None` outside functions, and if the two bodies cannot be branches of an `if`. This applies to const
-/// functions, and to functions with an unnamed return type, where the branches would have different types.
+/// Returns `None` outside functions, and if the correct and the mistaken body cannot be branches of an `if`. This
+/// applies to const functions, and to functions with an unnamed return type, where the branches would have different
+/// types.
 pub fn body_around(text: &str, place: &Range<usize>) -> Option<Range<usize>> {
     let around = |function: &Function| function.body.start <= place.start && place.end <= function.body.end;
     let function = functions(text).into_iter().filter(around).max_by_key(|function| function.body.start)?;

@@ -60,7 +60,7 @@ pub fn switched<'m>(text: &str, mutations: &[&'m Mutation]) -> Result<Switched<'
     Ok(switched)
 }
 
-/// Returns the number of lines in a text.
+/// Returns the number of the line, counted from 1, on which a text ends.
 fn line(text: &str) -> usize {
     text.matches('\n').count() + 1
 }

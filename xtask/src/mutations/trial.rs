@@ -24,7 +24,7 @@ use crate::watch;
 /// suite `unit`. The tests for one mistake take a few seconds.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Packages of libraries and programs that `cuda-rig`'s programs load without a declared dependency.
+/// Packages of libraries and programs that `cuda-rig`'s programs load or start without a declared dependency.
 const BESIDE_RIG: [&str; 5] = ["cuda-shim", "cuda-fake", "cuda-owner", "mediatord", "mediatorctl"];
 
 /// A build of the copy.

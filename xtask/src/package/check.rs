@@ -1,4 +1,4 @@
-//! Checks a package.
+//! Checks a finished package: its files, whether its build is reproducible, lintian's results, and its service.
 
 use std::collections::BTreeMap;
 use std::fs;

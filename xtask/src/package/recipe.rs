@@ -21,7 +21,7 @@ const ARCHITECTURE: &str = "amd64";
 /// Pages that operators do not need: benchmark results, and pages about the project's language.
 const NOT_PACKAGED: [&str; 4] = ["evaluation.md", "language-sample.md", "language.md", "overhead.md"];
 
-/// Sources of the packages.
+/// Inputs shared by all packages.
 pub(super) struct Recipe {
     /// Folder with the programs.
     pub binaries: PathBuf,

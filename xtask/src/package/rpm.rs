@@ -1,4 +1,5 @@
-//! Builds an RPM with the same files, using the `rpm` crate instead of another distribution's tools.
+//! Builds an RPM with the same files as the Debian package, using the `rpm` crate instead of another distribution's
+//! tools.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +18,7 @@ const ARCHITECTURE: &str = "x86_64";
 /// Files whose location differs from that in Debian.
 const ELSEWHERE: [(&str, &str); 1] =
     [("usr/share/zsh/vendor-completions/_mediatorctl", "usr/share/zsh/site-functions/_mediatorctl")];
-/// Debian-only file. RPM keeps the changelog in the package header.
+/// Name of a file that only Debian packages contain. RPM keeps the changelog in the package header.
 const DEBIAN_ONLY: &str = "changelog.gz";
 /// Folder of files for lintian, Debian's package checker.
 const LINTIAN: &str = "usr/share/lintian/";

@@ -63,7 +63,7 @@ pub(super) const LIBVIRT_APPARMOR: &str = "etc/apparmor.d/abstractions/libvirt-q
 /// Path of the Proxmox hook script.
 pub(super) const PROXMOX_HOOK: &str = "usr/share/gpu-mediator/proxmox/gpu-mediator-hook";
 
-/// The daemon and its tool.
+/// Package of the daemon and its tool.
 pub(super) const DAEMON: Spec = Spec {
     name: "gpu-mediator",
     summary: "shares NVIDIA cards between virtual machines",
@@ -108,7 +108,7 @@ pub(super) const DAEMON: Spec = Spec {
     ],
 };
 
-/// The Kubernetes driver.
+/// Package of the Kubernetes driver.
 pub(super) const KUBERNETES: Spec = Spec {
     name: "gpu-mediator-kubernetes",
     summary: "gives pods shares of the cards of gpu-mediator",
@@ -137,7 +137,7 @@ pub(super) const KUBERNETES: Spec = Spec {
     ],
 };
 
-/// The libraries for virtual machines with CUDA programs.
+/// Package of the libraries for virtual machines with CUDA programs.
 pub(super) const GUEST: Spec = Spec {
     name: "gpu-mediator-guest",
     summary: "lets programs of a virtual machine use CUDA on the host's card",
@@ -163,7 +163,7 @@ pub(super) const GUEST: Spec = Spec {
     ],
 };
 
-/// Gdev's interface, for programs in guests and on the host.
+/// Package of Gdev's interface, for programs in guests and on the host.
 pub(super) const GDEV: Spec = Spec {
     name: "gpu-mediator-gdev",
     summary: "library for programs that compute on a card of gpu-mediator",

@@ -48,7 +48,7 @@ impl Symbols {
             .map(drop)
     }
 
-    /// Completes the symbol tree.
+    /// Adds the documentation link and the control file to the symbol tree.
     pub fn finish(self, recipe: &Recipe, spec: &Spec, symbols: &Tree) -> Result<()> {
         // In Debian, a debug symbol package links to the documentation folder of its program's package.
         symbols.link(&format!("usr/share/doc/{}", name(spec)), spec.name)?;

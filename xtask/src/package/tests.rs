@@ -1,4 +1,4 @@
-//! Tests the packages.
+//! Tests how packages are built and checked.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -35,7 +35,7 @@ fn made(out: &Path, version: &str) -> PathBuf {
     recipe.make(&DAEMON, out).unwrap()
 }
 
-/// Returns the lines of the unit.
+/// Returns the text of the daemon's systemd unit.
 fn unit() -> String {
     fs::read_to_string(root().join("packaging/gpu-mediator.service")).unwrap()
 }
@@ -185,7 +185,7 @@ fn gdev_package_has_libraries_header_and_examples() {
     assert_eq!(rpm::problems(&GDEV, &rpm, &rpm).unwrap(), Vec::<String>::new());
 }
 
-/// Returns the notes of a program.
+/// Returns the ELF notes of a program, as printed by `readelf`.
 fn notes(program: &Path) -> String {
     String::from_utf8(output(Command::new("readelf").arg("--notes").arg(program)).unwrap()).unwrap()
 }

@@ -54,7 +54,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Removes all files.
+    /// Removes all files from the tree.
     pub fn clear(&self) -> Result<()> {
         match fs::remove_dir_all(&self.0) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -108,7 +108,7 @@ impl Tree {
         Ok(links)
     }
 
-    /// Adds a file with these contents, compressed with gzip without name and timestamp.
+    /// Adds a gzip-compressed file with these contents, without a name and timestamp in its header.
     pub fn compressed(&self, bytes: &[u8], path: &str) -> Result<()> {
         let plain = path.strip_suffix(".gz").context("a compressed file ends in .gz")?;
         self.write(plain, bytes, 0o644)?;

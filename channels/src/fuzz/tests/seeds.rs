@@ -236,7 +236,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
             ]
             .concat(),
         ),
-        // Rejected blocks, a ring at the end of all addresses, and unusual saved dwords.
+        // Rejected blocks, a ring at the end of the address space, and unusual saved dwords.
         ("blocks", {
             let blocks = [
                 block(&[]),

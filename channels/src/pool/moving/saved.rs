@@ -1,6 +1,6 @@
-//! Saved form of migrating channels. It contains only card data written by a channel's own work. All other data
-//! (constants, addresses, records and their push buffers, and completion records) is regenerated, so that a file cannot
-//! change it.
+//! Saved form of migrating channels. Of the data on the card, it contains only values written by a channel's own work.
+//! All other data (constants, addresses, records and their push buffers, and completion records) is regenerated, so
+//! that a file cannot change it.
 
 use super::{Channel, Moving};
 use crate::block::{BLOCK, CONTEXTS};
@@ -39,7 +39,7 @@ const STATE: [u64; 18] = [
     ramfc::PB_COUNT,
     ramfc::SUBDEVICE,
 ];
-/// Number of subchannels, each of which has an object.
+/// Number of subchannels, each of which has a saved object.
 const SUBCHANNELS: u64 = 8;
 /// Offsets of the USERD dwords in which the card reports progress.
 const PROGRESS: [u64; 6] =

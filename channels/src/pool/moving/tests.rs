@@ -62,7 +62,7 @@ fn migrated_channels_keep_addresses_and_get_new_numbers() {
     let userd = there.channels.layout().userd(first.physical);
     assert_eq!((word(ramfc::USERD_LO), word(vm::PDB_LO)), (userd.0 as u32, THERE.0 as u32));
     assert_eq!(there.channels.refused(A, VirtualChannelId(5)), Some(Place::Vram(GuestVramAddr(0x1000))));
-    // Nothing runs before the VM is resumed, and started work does not continue before its slice.
+    // No channel runs before the VM is resumed, and started work does not continue before its slice.
     assert_eq!(there.channels.run_state(first.physical), RunState::Stopped);
     there.channels.pause(&mut there.card, A, Pause::Standstill, false);
     let states = [first, second].map(|one| there.channels.run_state(one.physical));
@@ -132,7 +132,7 @@ fn channels_that_cannot_come_change_nothing() {
 }
 
 /// Returns the dwords that the card stores for a channel, except for GP_PUT in the instance block, which differs from
-/// USERD.
+/// GP_PUT in USERD.
 fn held(world: &World, channel: ChannelId) -> Vec<u32> {
     let layout = world.channels.layout();
     let areas =

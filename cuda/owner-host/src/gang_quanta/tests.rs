@@ -8,12 +8,12 @@ use vram::{Mode, Quanta, QuantaConfig, WorkingSet};
 use super::*;
 
 const MS: u64 = 1_000_000;
-/// Time between two decisions of an owner.
+/// Time between two decisions of an owner, in ns.
 const STEP_NS: u64 = 10 * MS;
-/// Duration of the copies when the quantum changes.
+/// Duration of the copies when the quantum changes, in ns.
 const LOAD_NS: u64 = 100 * MS;
 const QUANTUM_NS: u64 = 1000 * MS;
-/// Delay of a message.
+/// Delay of a message, in ns.
 const DELAY_NS: u64 = 3 * MS;
 
 /// One card and its owner.
@@ -22,12 +22,12 @@ struct Card {
     quanta: Quanta,
     links: GangQuanta,
     tenants: Vec<TenantId>,
-    /// End of the copies for the current quantum.
+    /// Time in ns at which the copies for the current quantum end.
     loaded_at: Option<u64>,
 }
 
 impl Card {
-    /// Returns true if a tenant can use its memory here.
+    /// Returns true if a tenant can use its memory on this card.
     fn is_usable(&self, tenant: TenantId, now: u64) -> bool {
         matches!(self.quanta.state(tenant, now), QuantumState::Free | QuantumState::Holds)
     }
@@ -53,7 +53,7 @@ struct World {
 }
 
 impl World {
-    /// Creates cards whose memory fits one tenant each. Each set contains the cards of one tenant.
+    /// Creates cards, each with enough memory for one tenant. Each set contains the cards of one tenant.
     fn new(count: u32, tenants: &[BTreeSet<u32>]) -> Self {
         let config =
             QuantaConfig { mode: Mode::Forced, min_ns: QUANTUM_NS, max_ns: QUANTUM_NS, ..QuantaConfig::default() };

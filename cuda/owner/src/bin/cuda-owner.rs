@@ -180,7 +180,7 @@ fn tenant(text: &str) -> Result<TenantSpec> {
     })
 }
 
-/// New settings for a tenant. Omitted settings keep their values.
+/// New settings for a tenant. Omitted settings stay unchanged.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Change {

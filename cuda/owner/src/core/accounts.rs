@@ -2,16 +2,17 @@
 //! owner compares three numbers every second: the memory allocated to a tenant's processes, the bytes that NVML reports
 //! for each process, and the used bytes of the card that NVML does not attribute to any process. On an H100 with driver
 //! 580, NVML counts an allocation once: for its creator as long as the creator holds it, and then for a process that
-//! has imported it. A chunk counts toward the owner until the owner releases it, and then toward a program that keeps a
+//! has imported it. A chunk is charged to the owner until the owner releases it, and then to a program that keeps a
 //! handle or mapping of it. Memory that only a descriptor keeps allocated is not attributed to any process, but reduces
 //! the free memory of the card. Managed memory is not attributed to any process either; the accounts count the requests
 //! for it.
 //!
 //! The worker that releases a piece measures whether the card's free memory grows by the size of the piece. If the free
-//! memory grows less, the tenant is a suspect for some polls. If NVML does not attribute that much memory to any
-//! process, the suspects are charged for it until it is free, even after their programs have exited. An exiting program
-//! releases its memory a little later than its connection, and other kinds of memory are not measured. In both cases, a
-//! tenant is charged only for the part that cannot be another tenant's missing memory.
+//! memory grows less, the tenant is a suspect for some polls. If NVML reports at least as much used memory without a
+//! process, the suspects are charged for this memory until it is free, even after their programs have exited. Two kinds
+//! of releases are less certain: those of an exiting program, which releases its memory shortly after its connection,
+//! and those of other kinds of memory, which are not measured. For these, a tenant is charged only for the part that
+//! cannot be another tenant's missing memory.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +34,7 @@ const UNKNOWN_CONTEXT: u64 = 1 << 30;
 /// Minimum interval between two log lines about one tenant, in ns, unless the tenant's excess has doubled.
 const LINES_NS: u64 = 60_000_000_000;
 
-/// Results of the last poll and of earlier ones.
+/// Results of the last poll, and values derived from earlier polls.
 #[derive(Debug, Default)]
 pub(super) struct Accounts {
     /// Size of one context in bytes, as NVML reports it for the owner.
@@ -50,7 +51,7 @@ pub(super) struct Accounts {
     gap: u64,
     /// Number of bytes that cannot be charged to any process or tenant.
     unexplained: u64,
-    /// Set if NVML and the driver work.
+    /// Set if the last queries of NVML and the driver succeeded.
     sees: bool,
     /// Number of polls so far.
     looks: u64,
@@ -74,7 +75,7 @@ fn sum(looks: &[u64]) -> u64 {
 pub(super) struct Past {
     /// Bytes of the tenant's processes in excess of their accounts.
     pub(super) beyond: u64,
-    /// Bytes that the tenant has released, but that are still in use although no process has them.
+    /// Bytes that the tenant has released and that are still in use, but not by any process.
     pub(super) kept: u64,
     /// Indices that are reserved for the memory in `beyond` and `kept`.
     pub(super) indices: Vec<u32>,
@@ -171,7 +172,7 @@ impl Core {
         self.needs_plan = true;
     }
 
-    /// Charges the tenants whose released memory is missing for the memory that NVML does not attribute to any process.
+    /// Charges memory that NVML does not attribute to any process to the tenants whose released memory is missing.
     fn attribute(&mut self, lost: u64) {
         let charged = self.tenants.values().fold(0u64, |sum, tenant| sum.saturating_add(tenant.past.kept));
         if lost < charged {
@@ -216,7 +217,7 @@ impl Core {
         }
     }
 
-    /// Handles the failure of NVML or the driver. Until both work again, no memory is charged and no tenant is
+    /// Records that NVML or the driver has failed. Until both work again, no memory is charged and no tenant is
     /// suspected.
     pub(super) fn blind(&mut self) {
         self.accounts.sees = false;
@@ -234,8 +235,8 @@ impl Core {
         missing > 0 && self.most(tenant).saturating_sub(has) <= missing
     }
 
-    /// Handles the release of memory that is no longer charged to a process, although a descriptor may keep it
-    /// allocated.
+    /// Records that a process has released memory. The memory is no longer charged to the process, although a
+    /// descriptor may keep it allocated.
     pub(super) fn gave_back(&mut self, tenant: TenantId, kind: FixedKind, bytes: u64) {
         if matches!(kind, FixedKind::Shared | FixedKind::Driver) {
             self.missing(tenant, false, bytes);
@@ -248,8 +249,8 @@ impl Core {
         self.pieces.given_up(piece)
     }
 
-    /// Reserves a tenant's indices for its memory beyond its account, logs the excess, and handles memory beyond the
-    /// tenant's limit.
+    /// Reserves indices of a tenant for its memory beyond its account, and logs the excess. If the tenant exceeds its
+    /// limit and the settings require it, kills its programs.
     fn charge(&mut self, id: TenantId) {
         let chunk = self.table.chunk_bytes();
         let Some(tenant) = self.tenants.get(&id) else { return };
@@ -263,7 +264,7 @@ impl Core {
             let Some(tenant) = self.tenants.get_mut(&id) else { return };
             let has = tenant.past.indices.len();
             if has != wanted && !self.may_work() {
-                // The next poll continues.
+                // The rest is charged or released after the next poll.
                 break;
             }
             let Some(tenant) = self.tenants.get_mut(&id) else { return };
@@ -278,8 +279,7 @@ impl Core {
                         over = ((wanted - has) as u64).saturating_mul(chunk);
                         break;
                     }
-                    // The card is filled with other tenants' memory. The excess is charged once card memory becomes
-                    // free.
+                    // Other tenants' memory fills the card. The excess is charged once card memory becomes free.
                     Err(false) => break,
                 }
             } else {
@@ -321,8 +321,8 @@ impl Core {
         let Some(tenant) = self.tenants.get_mut(&id) else { return };
         let (bytes, name) = (tenant.past.bytes(), tenant.spec.name.clone());
         if bytes == 0 {
-            // Drop an old log line, so that the next excess is logged. Keep a recent one, in case the excess only
-            // fluctuates.
+            // Drop an old log line, so that the next excess is logged. Keep a recent log line, because the excess may
+            // only be fluctuating.
             tenant.past.told = tenant.past.told.filter(|(_, at)| clock.saturating_sub(*at) < LINES_NS);
             return;
         }
@@ -356,7 +356,7 @@ impl Core {
         let any = self.tenants.get(&id).is_some_and(|tenant| tenant.past.beyond > 0);
         let sessions: Vec<_> = all.into_iter().filter(|(_, pid)| !any || counts(pid)).collect();
         for (session, pid) in sessions {
-            // All connections of a process end together.
+            // Ending one connection of a process ends all of its connections.
             if self.sessions.get(&session).is_some_and(|session| !session.stuck) {
                 tracing::warn!(tenant = id.0, pid, "killing a program that has memory beyond its tenant's account");
                 self.give_up(session, Reason::Memory);
@@ -389,7 +389,7 @@ impl Core {
     }
 }
 
-/// Returns the share of `of` that corresponds to `own` out of `all`.
+/// Returns `of * own / all`, or 0 if `all` is 0.
 fn part(own: u64, of: u64, all: u64) -> u64 {
     if all == 0 {
         return 0;

@@ -69,7 +69,8 @@ impl Core {
         }
     }
 
-    /// Records that a piece of a process was mapped, or could not be mapped. Returns true if the piece was adopted.
+    /// Records that a piece of a process was mapped, or could not be mapped. Returns true if the piece belongs to an
+    /// adoption.
     pub(super) fn adopted(&mut self, piece: PieceId, memory: Option<Memory>) -> bool {
         let Some((id, chunk)) = self.adopters.remove(&piece) else { return false };
         let Some(session) = self.sessions.get_mut(&id) else { return false };
@@ -122,8 +123,8 @@ impl Core {
         true
     }
 
-    /// Checks if a process is on the card and has reported all of its memory. Other processes may get memory from then
-    /// on.
+    /// Completes the adoption of a process if the process is on the card and has reported all of its memory. After the
+    /// last adoption, other processes may get memory.
     pub(super) fn look_whether_adopted(&mut self, id: SessionId) {
         if let Some(session) =
             self.sessions.get_mut(&id).filter(|session| !session.adopts && session.adopting.is_empty())

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 const STEPS_MOST: u64 = WORK_AT_ONCE as u64 + 6 * MAX_EXPORTED as u64 + 2048;
 
 impl Core {
-    /// Checks the totals, limits and owners of memory.
+    /// Checks that the totals, limits and owners of memory agree.
     ///
     /// # Panics
     /// Panics if the accounts disagree, or if the last event's `steps` units of work exceed the limit.

@@ -9,10 +9,10 @@ use std::collections::BTreeSet;
 use std::hash::BuildHasher as _;
 use vram::TenantId;
 
-/// Maximum total of the chunk numbers of a tenant's processes, per chunk of the tenant's memory limit. A process gets a
-/// number for each chunk that it allocates or opens.
+/// Maximum total of the chunk numbers of a tenant's processes, for each chunk of the tenant's memory limit. A process
+/// gets a number for each chunk that it allocates or opens.
 const USERS_PER_CHUNK: u64 = 8;
-/// Lower bound of that maximum, for tenants with little memory.
+/// Minimum value of the resulting limit, for tenants with little memory.
 const USERS_MIN: u64 = 1 << 16;
 
 impl Core {
@@ -27,7 +27,7 @@ impl Core {
         let refuse = |core: &mut Self, reason| core.send(id, FromOwner::Refused { request, reason });
         let Some(session) = self.sessions.get(&id) else { return };
         let indices: Option<Vec<u32>> = chunks.iter().map(|chunk| session.chunks.get(chunk).copied()).collect();
-        // Several numbers of the process may refer to one chunk.
+        // Several of the process's numbers may refer to the same chunk.
         let distinct = |indices: &Vec<u32>| indices.iter().collect::<BTreeSet<_>>().len() == indices.len();
         let Some(indices) = indices.filter(|indices| !indices.is_empty() && distinct(indices)) else {
             return refuse(self, Refusal::Invalid);

@@ -1,6 +1,6 @@
 //! Memory that is accounted for but cannot move, and memory that is released in batches.
 //!
-//! In both cases, one message may concern all chunks of a card. Each event performs a bounded part of the work, and the
+//! In both cases, one message may affect all chunks of a card. Each event performs a bounded part of the work, and the
 //! next event continues it.
 
 use super::memory::ROOM_NS;
@@ -18,7 +18,7 @@ pub(super) struct Fixing {
     request: u32,
     kind: FixedKind,
     bytes: u64,
-    /// Set if the process's total includes the request's bytes.
+    /// Set if the bytes of this request have been added to the process's total.
     begun: bool,
     since: u64,
 }
@@ -30,7 +30,7 @@ pub(super) struct Release {
     tenant: TenantId,
     /// The process's numbers for the chunks, with the chunks' indices.
     users: IntoIter<(ChunkId, u32)>,
-    /// Indices of fixed memory.
+    /// Indices of the fixed memory to release.
     fixed: IntoIter<u32>,
 }
 
@@ -68,7 +68,7 @@ impl Core {
     }
 
     /// Reserves indices for fixed memory on the card, and replies to the requests in order. If this event reaches its
-    /// work limit, the next one continues.
+    /// work limit, the next event continues.
     pub(super) fn count_fixed(&mut self, id: SessionId, tenant: TenantId) {
         loop {
             let Some(session) = self.sessions.get_mut(&id) else { return };
@@ -185,7 +185,7 @@ impl Core {
         self.needs_plan = true;
     }
 
-    /// Returns true if the tenant has memory that is being released.
+    /// Returns true if memory of the tenant is being released.
     pub(super) fn releases_of(&self, tenant: TenantId) -> bool {
         self.releases.iter().any(|release| release.tenant == tenant)
     }

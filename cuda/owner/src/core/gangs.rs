@@ -10,7 +10,7 @@ use tenancy::Deadline;
 use vram::TenantId;
 
 impl Core {
-    /// Checks the cards of a new tenant.
+    /// Checks whether the cards of a new tenant are valid.
     pub(super) fn check_gang(&self, spec: &TenantSpec) -> Result<(), TenantError> {
         let Some(gang) = &spec.gang else { return Ok(()) };
         let wrong = |why| Err(TenantError::Cards(spec.name.clone(), why));
@@ -72,8 +72,8 @@ impl Core {
         }
     }
 
-    /// Returns true if the owners of a tenant's other cards respond. If this is not known yet, sends probes, and checks
-    /// the tenant's limit again later.
+    /// Returns true if the limit for a tenant's work applies: the owners of its other cards respond, or have been
+    /// silent for too long. If this is not known yet, sends probes, and checks the limit again later.
     pub(super) fn other_owners_respond(&mut self, tenant: TenantId) -> bool {
         let own = self.config.number;
         let gang = self.tenants.get(&tenant).and_then(|known| known.spec.gang.as_ref());
@@ -102,7 +102,7 @@ impl Core {
         self.actions.extend(messages.map(|(card, message)| Action::Tell { card, message }));
     }
 
-    /// Passes the states of quanta on other cards to this card's memory quanta.
+    /// Applies the states of memory quanta on other cards to the quanta on this card.
     pub(super) fn follow_other_cards(&mut self) {
         self.machine.residency.follow(self.gang_quanta.leads(), self.gang_quanta.unready());
     }
@@ -125,7 +125,7 @@ impl Core {
         gang.map_or_else(|| self.turns.turns().has_turn(tenant), |gang| gang.runs)
     }
 
-    /// Lets each of a tenant's processes pass one submission.
+    /// Permits one submission by each of a tenant's processes.
     pub(super) fn step(&mut self, tenant: TenantId) {
         let (terms, clock) = (self.terms(tenant), self.clock);
         // With an earlier version of the library, a process's work waits for the tenant's next turn.

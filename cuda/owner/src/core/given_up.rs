@@ -43,7 +43,7 @@ impl Reason {
         }
     }
 
-    /// Describes the reason.
+    /// Returns a description of the reason for the operator.
     #[must_use]
     pub const fn in_words(self) -> &'static str {
         match self {
@@ -77,7 +77,7 @@ impl From<GivenUp> for cuda_control::GivenUp {
     }
 }
 
-/// Unread actions on tenants.
+/// Actions on tenants that have not been read yet.
 #[derive(Debug, Default)]
 pub(super) struct Incidents {
     unread: VecDeque<Incident>,
@@ -99,7 +99,7 @@ impl Incidents {
 }
 
 impl Core {
-    /// Returns the actions on tenants since the last call, oldest first.
+    /// Removes and returns the actions on tenants since the last call, oldest first.
     pub fn take_incidents(&mut self) -> Vec<Incident> {
         let forgotten = std::mem::take(&mut self.incidents.forgotten);
         let forgotten = Incident { tenant: String::new(), action: Action::Forgotten(forgotten) };

@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 use tenancy::{Deadline, Residency};
 use vram::{Error, GuestVramAddr, Limit, OnFull, Place, TenantId};
 
-/// Maximum time that an allocation of the quantum's tenant waits for the eviction of other tenants' memory, in ns. The
-/// tenant then gets the memory that is already free.
+/// Maximum time that an allocation of the quantum's tenant waits for the eviction of other tenants' memory, in ns.
+/// After this time, the tenant gets the memory that is free.
 // TIMEOUT: evicting the memory of a whole card takes less time.
 pub(super) const ROOM_NS: u64 = 500_000_000;
 /// Time in ns during which allocations do not wait for evictions, after such a wait has timed out.
@@ -19,7 +19,8 @@ const CROWDED_NS: u64 = 10_000_000_000;
 /// Maximum number of bytes to evict beyond the size of an allocation that waits for evictions. A program that fills its
 /// memory will soon request more, and tenants that wait for a quantum do not need their memory.
 const AHEAD_BYTES: u64 = 1 << 30;
-/// Maximum number of pieces being allocated for one tenant. This bounds the waiting time of other tenants' requests.
+/// Maximum number of pieces that are being allocated for one tenant at the same time. This bounds the waiting time of
+/// other tenants' requests.
 pub(super) const MAKING_MOST: u32 = 32;
 
 impl Core {
@@ -74,8 +75,8 @@ impl Core {
                     break 'requests;
                 }
                 if self.tenants.get(&tenant).is_none_or(|known| known.making >= MAKING_MOST) {
-                    // Allocate pieces for other tenants before the remaining ones. Each completed piece triggers the
-                    // next order.
+                    // Allocate pieces for other tenants before the remaining pieces for this tenant. Each completed
+                    // piece triggers the next order.
                     self.hungry.insert((tenant, id));
                     break 'requests;
                 }
@@ -183,7 +184,8 @@ impl Core {
         }
     }
 
-    /// Marks places without an owner as scrubbed. They have no piece, and get a new, zeroed one on their next use.
+    /// Marks places without an owner as scrubbed. These places have no piece, and get a new, zeroed piece on their next
+    /// use.
     pub(super) fn scrub(&mut self) -> bool {
         let mut any = false;
         while let Some(work) = self.table.take_scrub_work() {
@@ -193,12 +195,12 @@ impl Core {
         any
     }
 
-    /// Assigns a place to a request.
+    /// Allocates a piece for a chunk of a request at the given place.
     fn occupy(&mut self, id: SessionId, tenant: TenantId, at: usize, index: u32, place: Place) {
         let by = Receiver { tenant, session: id };
         let piece = self.pieces.take(memory_of(place), by, &mut self.actions);
         if let Place::Host(_) = place {
-            // More requests of this kind may follow, or the chunk may soon move to the card.
+            // More requests that use host memory may follow, or the chunk may soon move to the card.
             self.deadlines.set(Deadline::Restock, self.clock + super::RESTOCK_NS);
         }
         let chunk = ChunkId(self.number());
@@ -224,7 +226,7 @@ impl Core {
         }
     }
 
-    /// Ends a request's wait for a piece. Returns the process and the tenant of the request.
+    /// Records that a request no longer waits for a piece. Returns the request's process and tenant.
     fn awaits_no_more(&mut self, piece: PieceId) -> Option<(SessionId, TenantId)> {
         let (id, tenant) = self.making.remove(&piece)?;
         if let Some(known) = self.tenants.get_mut(&tenant) {
@@ -334,7 +336,7 @@ impl Core {
         self.feed(tenant);
     }
 
-    /// Serves a tenant's processes that wait for pieces, up to the limit.
+    /// Serves a tenant's processes whose requests wait for pieces, until [`MAKING_MOST`] pieces are being allocated.
     fn feed(&mut self, tenant: TenantId) {
         let of_it = (tenant, SessionId(0))..=(tenant, SessionId(u64::MAX));
         while self.tenants.get(&tenant).is_some_and(|known| known.making < MAKING_MOST) {
@@ -345,8 +347,8 @@ impl Core {
     }
 
     /// Moves a new chunk to host memory because the driver has no card memory for it: an abandoned process has not
-    /// exited yet, or a tenant uses memory beyond its account. The chunk moves to the card when memory becomes free.
-    /// Returns false if neither applies, because an unmanaged process then uses the card.
+    /// exited yet, or a tenant uses memory beyond its account. The chunk moves to the card when memory becomes free. If
+    /// neither is the case, an unmanaged process uses the memory; returns false.
     fn begin_in_host(&mut self, id: SessionId, at: usize, piece: PieceId) -> bool {
         let is_known = !self.given_up.is_empty() || self.is_past();
         if !is_known || self.pieces.memory(piece) != Some(Memory::Device) {

@@ -1,9 +1,10 @@
 //! Tenants that move to or from another card.
 //!
-//! The owner of the first card evicts the tenant's chunks. Then each program closes its gate and unmaps its chunks, and
-//! connects to the owner of the other card, which makes the driver restore the program there. The program then reports
-//! its chunks to the new owner, as after a restart of an owner. The daemon drives the move by sending requests to both
-//! owners in turn. If its requests to the first owner stop, that owner keeps the tenant.
+//! The owner of the first card evicts the tenant's chunks. Then each program closes its gate, unmaps its chunks, and
+//! connects to the owner of the other card. That owner makes the driver restore the program on its card. The program
+//! then reports its chunks to the new owner, as after a restart of an owner. The daemon drives the move by sending
+//! requests to both owners in turn. If the daemon stops sending requests to the first owner, that owner keeps the
+//! tenant.
 
 use super::sessions::Session;
 use super::types::{Action, SessionId, TenantSpec};
@@ -19,7 +20,7 @@ use vram::{Limits, OnFull, TenantId};
 // TIMEOUT: the limit is the same as for relocations, because the program waits at its gate meanwhile.
 const LEAVE_TIMEOUT_US: u32 = 2_000_000;
 /// Time in ns without a request from the daemon after which a tenant stays on its card.
-// TIMEOUT: the daemon repeats its request every few milliseconds, so it has exited or cancelled the move.
+// TIMEOUT: the daemon repeats its request every few milliseconds until it exits or cancels the move.
 const FORGOTTEN_NS: u64 = 10_000_000_000;
 
 impl Session {
@@ -31,7 +32,7 @@ impl Session {
 }
 
 impl Core {
-    /// Returns the cards to which a tenant's programs could move, for a library with a version of the protocol.
+    /// Returns the cards to which a tenant's programs could move if their library has protocol version `version`.
     pub(super) fn others_for(&self, id: TenantId, version: u16) -> Vec<[u8; 16]> {
         let moves = |TenantSpec { gang, share_group, window_bytes, .. }: &TenantSpec| {
             version >= VERSION_VISIBLE_CARDS && gang.is_none() && share_group.is_none() && *window_bytes == 0
@@ -60,8 +61,8 @@ impl Core {
         Ok(None)
     }
 
-    /// Returns a description of the programs that have not reported their memory to this owner yet, if the tenant may
-    /// have such programs.
+    /// If the tenant may have programs that have not reported their memory to this owner yet, returns a description of
+    /// them.
     fn reconnecting(&self, id: TenantId) -> Option<String> {
         let session = self.sessions_of(id).find(|session| self.adopts(*session));
         let why = "it has not reported its memory to the card's new owner yet";
@@ -88,7 +89,7 @@ impl Core {
         }
         let chunk_mib = self.table.chunk_bytes() >> 20;
         let tenant = self.tenants.get_mut(&id).ok_or_else(|| TenantError::Unknown(id).to_string())?;
-        // An obstacle from before concerns a program that could not come.
+        // Ignore an obstacle from before the departure, which was reported for a program that could not move here.
         if let Some(obstacle) = tenant.obstacle.take().filter(|_| self.deadlines.is_set(Deadline::Departure(id))) {
             return Err(obstacle);
         }
@@ -139,8 +140,9 @@ impl Core {
         self.needs_plan = true;
     }
 
-    /// Returns the processes of a tenant that are on this card and have reported their memory, those of them that have
-    /// moved, and the last reason for which a process could not come.
+    /// Returns the progress of a tenant's move to this card: the process IDs of its processes that are on this card and
+    /// have reported their memory, the times of their completed moves, and the last reason why a process could not move
+    /// here.
     pub fn arrivals(&mut self, id: TenantId) -> (Vec<u32>, Vec<ArrivalTimes>, Option<String>) {
         let of_it = self.sessions.iter().filter(|(_, session)| session.tenant == Some(id));
         let here: Vec<&Session> = of_it.filter(|(id, _)| !self.adopts(**id)).map(|(_, session)| session).collect();
@@ -196,7 +198,7 @@ impl Core {
         }
     }
 
-    /// Handles a process's reply to a request to leave.
+    /// Records a process's reply to a request to leave.
     pub(super) fn has_left(&mut self, id: SessionId, tenant: TenantId, obstacle: Option<Obstacle>) {
         let Some(known) = self.tenants.get_mut(&tenant) else { return };
         let Some(session) = self.sessions.get_mut(&id).filter(|session| session.departure == Departure::Asked) else {
@@ -225,7 +227,7 @@ impl Core {
         true
     }
 
-    /// Lets a tenant stay on this card if the daemon has stopped repeating its request to move it.
+    /// Lets a tenant stay on this card if the daemon has stopped repeating its request to move the tenant.
     pub(super) fn end_forgotten_move(&mut self, id: TenantId) {
         if self.tenants.get(&id).is_some_and(|tenant| !tenant.retired) {
             tracing::warn!(tenant = id.0, "the daemon does not continue a move: the tenant stays");
@@ -233,7 +235,7 @@ impl Core {
         }
     }
 
-    /// Handles a process that arrives from another card.
+    /// Starts to move a process that has connected from another card.
     pub(super) fn elsewhere(&mut self, id: SessionId, from: [u8; 16]) {
         match self.sessions.get_mut(&id) {
             Some(session) if session.adopts && !session.fetching && session.version >= VERSION_VISIBLE_CARDS => {
@@ -267,7 +269,7 @@ impl Core {
         }
     }
 
-    /// Handles a process that cannot import its chunks on this card.
+    /// Records that a process cannot import its chunks on this card, and ends its connection.
     pub(super) fn unusable(&mut self, id: SessionId, code: i32) {
         if self.sessions.get(&id).is_none_or(|session| session.arrival.is_none()) {
             return self.end(id, End::Violation);
@@ -275,7 +277,7 @@ impl Core {
         self.cannot_come(id, &format!("the driver cannot import its memory on that card: CUDA error {code}"));
     }
 
-    /// Records the reason for which a process cannot use this card, and ends its connection.
+    /// Records the reason why a process cannot use this card, and ends its connection.
     fn cannot_come(&mut self, id: SessionId, why: &str) {
         let Some(session) = self.sessions.get(&id) else { return };
         let why = named(session.pid, &session.program, why);
@@ -287,7 +289,7 @@ impl Core {
         let is_on_card = |tenant, index| self.where_is(tenant, index).is_some_and(|(_, of)| of != Memory::Host);
         let known = self.sessions.get(&id).and_then(|session| Some((session.tenant?, &session.chunks)));
         if known.is_none_or(|(tenant, chunks)| chunks.values().any(|index| is_on_card(tenant, *index))) {
-            // It has not unmapped its memory.
+            // The process has not unmapped its memory.
             return self.end(id, End::Violation);
         }
         // The process keeps its chunks, which another owner serves.

@@ -17,7 +17,7 @@ use super::types::{Action, SessionId};
 /// A group's server.
 #[derive(Debug, Default)]
 struct Server {
-    /// User of the server and its clients, if the members specify one.
+    /// User ID of the server and its clients, if the members specify one.
     user: Option<u32>,
     /// Set while a group needs the server. Otherwise, it serves its clients until they exit.
     needed: bool,
@@ -27,12 +27,13 @@ struct Server {
     clients: BTreeSet<u32>,
     /// Program names of the last clients, because a program may exit before the loss of its server is detected.
     names: BTreeMap<u32, String>,
-    /// Process IDs of the server itself.
+    /// Process IDs of the server's own processes.
     processes: BTreeSet<u32>,
 }
 
 impl Server {
-    /// Sets the state if the server is needed. Otherwise, new programs must not become clients.
+    /// Sets the state if the server is needed. Otherwise, keeps the old state, so that new programs do not become
+    /// clients.
     fn set_state(&mut self, state: ServerState) {
         if self.needed {
             self.state = state;
@@ -102,7 +103,7 @@ impl Core {
         }
     }
 
-    /// Handles a report about a group's server.
+    /// Applies a report about a group's server.
     pub(super) fn server_changed(&mut self, group: &str, report: Report) {
         let Some(server) = self.servers.0.get_mut(group) else { return };
         match report {
@@ -152,7 +153,7 @@ impl Core {
         }
     }
 
-    /// Adds an event about a group.
+    /// Records an incident for the group.
     fn report_server(&mut self, group: &str, action: Done) {
         self.incidents.add_incident(Incident { tenant: group.to_owned(), action });
     }

@@ -1,15 +1,15 @@
 //! Processes that occupy the card without a turn. Their work bypassed the gate, or was still in flight when their turn
 //! ended.
 //!
-//! The owner reads NVML's report of each process's use of the card every second. Three rules depend on it:
+//! Every second, the owner reads which processes use the card according to NVML, and applies three rules:
 //!
-//! - If a tenant's turn exceeds its limit and another tenant's process occupied the card at two polls during that turn,
-//!   that process is abandoned, and the tenant gets its full limit once more. All samples of the second poll are later
-//!   than the first poll, when the process had no turn.
-//! - If a process occupied the card at all polls for as long as its own tenant's limit, without a turn, it is abandoned
-//!   while another tenant has a turn, because the limit also applies to work without a turn.
-//! - If a member of a share group exceeds its limit, and at the last poll another member with a turn occupied the card
-//!   and the first one did not, its work waits for the other member's, and it gets its full limit once more.
+//! - If a tenant's turn exceeds its limit, and a process of another tenant occupied the card at two polls during that
+//!   turn, that process is abandoned. The tenant then gets its full limit once more. All samples of the second poll are
+//!   later than the first poll, when the process had no turn.
+//! - If a process without a turn has occupied the card at all polls for as long as its tenant's limit, it is abandoned
+//!   once another tenant has a turn. The limit thus also applies to work without a turn.
+//! - If a member of a share group exceeds its limit, it may be waiting for another member's work. It gets its full
+//!   limit once more if the other member has a turn and, at the last poll, occupied the card while this member did not.
 
 use std::collections::BTreeSet;
 
@@ -32,8 +32,8 @@ impl Core {
         self.give_up_occupants();
     }
 
-    /// Abandons processes that have occupied the card without a turn for as long as their tenants' limit on a turn, if
-    /// another tenant has a turn. A process that the driver is suspending has the driver's time limit instead.
+    /// If another tenant has a turn, abandons processes that have occupied the card without a turn for as long as their
+    /// tenant's limit on a turn. For a process that is being suspended, the driver's time limit applies instead.
     fn give_up_occupants(&mut self) {
         let is_culprit = |pid: u32, tenant: TenantId| {
             let limit = self.tenants.get(&tenant).and_then(|known| known.spec.time.max_run_ns);
@@ -54,7 +54,8 @@ impl Core {
     }
 
     /// Abandons processes of other tenants that have occupied the card throughout a tenant's turn, which has lasted
-    /// `ran_ns`. Returns true if such processes exist and the tenant's limit has not been restarted in this turn yet.
+    /// `ran_ns`. Restarts the tenant's limit, at most once per turn, if such processes exist or if the tenant's work
+    /// waits for another member of its share group. Returns true if the limit was restarted.
     pub(super) fn spares(&mut self, tenant: TenantId, ran_ns: u64) -> bool {
         if self.deadlines.is_set(Deadline::SecondLimit(tenant)) {
             return false;

@@ -16,8 +16,8 @@ enum Use {
     Stocking,
     /// The piece is in the stock, and no tenant has used it.
     Stocked,
-    /// The piece was given to a tenant, or is being allocated for one. `count` chunks and moves refer to it. If `only`
-    /// is unset, several of the tenant's processes have used the piece.
+    /// The piece was given to a tenant, or is being allocated for one. `count` is the number of chunks and moves that
+    /// refer to it. If `only` is unset, several of the tenant's processes have used the piece.
     Held { by: TenantId, only: Option<SessionId>, count: u32 },
     /// The piece is kept for its process's next use.
     Parked,
@@ -87,8 +87,8 @@ impl Pieces {
         self.take_some(memory, by, true, actions)
     }
 
-    /// Like [`Self::take`], but for the target of a copy. A card piece need not be zeroed, which would wait for the
-    /// card, because it is released if the copy does not happen.
+    /// Returns a piece for the target of a copy, like [`Self::take`]. A card piece is not zeroed, because zeroing would
+    /// wait for the card. If the copy is not performed, the piece is released.
     pub(super) fn take_to_copy(&mut self, memory: Memory, by: Receiver, actions: &mut Vec<Action>) -> PieceId {
         self.take_some(memory, by, memory == Memory::Host, actions)
     }
@@ -147,7 +147,7 @@ impl Pieces {
         }
     }
 
-    /// Records the result of allocating a piece. Returns the piece's holder, if it still has one.
+    /// Records the result of allocating a piece. Returns the tenant that holds the piece, if any still does.
     pub(super) fn made(&mut self, id: PieceId, done: bool, actions: &mut Vec<Action>) -> Option<TenantId> {
         let piece = self.pieces.get_mut(&id)?;
         piece.ready = done;
@@ -172,7 +172,7 @@ impl Pieces {
         self.pieces.get(&id).is_some_and(|piece| piece.ready)
     }
 
-    /// Returns the tenant that uses a piece or that it is being allocated for.
+    /// Returns the tenant that uses a piece, or for which the piece is being allocated.
     pub(super) fn holder(&self, id: PieceId) -> Option<TenantId> {
         match self.pieces.get(&id)?.used {
             Use::Held { by, .. } => Some(by),
@@ -180,7 +180,7 @@ impl Pieces {
         }
     }
 
-    /// Returns the memory that a piece is in (card or host).
+    /// Returns the kind of a piece's memory (card or host).
     pub(super) fn memory(&self, id: PieceId) -> Option<Memory> {
         self.pieces.get(&id).map(|piece| piece.memory)
     }

@@ -10,8 +10,8 @@ use vram::TenantId;
 /// Maximum time to wait for replies, in ns.
 // TIMEOUT: a library replies within `RECLAIM_MS`. The owner does not wait longer for any process.
 const ANSWER_NS: u64 = 2 * RECLAIM_MS * 1_000_000;
-/// Minimum interval between two reclaim orders to a process, in ns. Chunks that a process keeps make its next
-/// allocations faster.
+/// Minimum interval between two reclaim orders to a process, in ns. Until then, the process may keep empty chunks,
+/// which make its next allocations faster.
 const INTERVAL_NS: u64 = 200_000_000;
 
 /// Reclaim orders to one process.
@@ -57,7 +57,7 @@ impl Core {
         until.is_some()
     }
 
-    /// Handles the reply of a process that has returned its empty chunks.
+    /// Records that a process has replied to a reclaim order by returning its empty chunks.
     pub(super) fn reclaimed(&mut self, id: SessionId, order: u32) {
         let Some(session) = self.sessions.get_mut(&id).filter(|session| session.reclaims.order == order) else {
             return;

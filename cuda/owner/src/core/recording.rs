@@ -5,7 +5,7 @@ use sched::Nanos;
 
 impl Core {
     /// Starts a recording of at most `limit` bytes. Returns false if a recording is in progress, or if the current
-    /// state does not fit.
+    /// state exceeds `limit`.
     pub fn start_record(&mut self, limit: usize) -> bool {
         let names = self.tenants.iter().map(|(&id, tenant)| (id, tenant.spec.name.clone())).collect();
         let now = Nanos(self.clock);

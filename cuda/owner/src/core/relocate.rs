@@ -1,10 +1,11 @@
-//! Moves chunks between the card and host memory: executes [`tenancy::relocation`] for processes.
+//! Moves the chunks of processes between the card and host memory, as [`tenancy::relocation`] requests.
 //!
 //! ```text
 //! plan -> Quiesce -> Quiet -> copies -> Redirect -> Redirected -> move committed, old piece released -> Resume
 //! ```
 //!
-//! Here, the users of memory are processes. This module selects the pieces for a move and sends the messages.
+//! The users in [`tenancy::relocation`] are processes here. This module selects the pieces of each move and sends the
+//! messages.
 
 use super::given_up::Reason;
 use super::pieces::Receiver;
@@ -20,12 +21,12 @@ use tenancy::relocation::{self, Action, Config, User};
 use tenancy::{Deadline, Demand, Residency};
 use vram::{Error, Step, TenantId, Tier};
 
-/// Maximum size of a batch in bytes: large enough for the link's full rate, and small enough that the receiving tenant
-/// gets memory soon. When quanta change, the last batch can move to the card only after the last eviction.
+/// Maximum size of a batch in bytes: large enough to use the link's full bandwidth, and small enough that the receiving
+/// tenant gets memory soon. When quanta change, the last batch can move to the card only after the last eviction.
 const BATCH_BYTES: u64 = 128 << 20;
 /// Maximum number of concurrent batches per process.
 const BATCHES_MOST: usize = 6;
-/// Number of batches in progress above which a process does not get new ones.
+/// Number of batches in progress above which a planning round starts no new ones for a process.
 const BATCHES_FEW: usize = 3;
 /// Maximum number of plans per event.
 const MAX_PLANS_PER_EVENT: u32 = 8;
@@ -36,7 +37,7 @@ type Chunk = relocation::Chunk<PieceId>;
 /// State machine of a card's memory, with processes as users.
 pub(super) type Machine = tenancy::Machine<SessionId, PieceId>;
 
-/// Returns the state of an unused card's memory.
+/// Creates the state machine for the memory of an unused card.
 pub(super) fn machine(config: &CardConfig) -> Machine {
     let residency = Residency::new(config.balance, config.quanta);
     let batch_chunks = (BATCH_BYTES / config.chunk_bytes).clamp(1, MAX_CHUNKS as u64) as usize;
@@ -84,18 +85,19 @@ impl Core {
             // Memory evicted for a guarantee must not move back before the guarantee is granted.
             guarantee: promise,
             only_requests: false,
-            // If a tenant is alone, its moves do not delay other tenants.
+            // A single tenant's moves cannot delay other tenants.
             is_undisturbed: tenants.len() < 2,
         };
         self.machine.residency.plan(&self.table, now, demand).steps
     }
 
-    /// Begins a step by reserving its destination, unless it is already reserved or cannot be reserved now.
+    /// Starts the move for a step, if that is possible now. If the memory is already at its destination, only updates
+    /// the accounts.
     fn begin(&mut self, step: Step) {
         let Step { vm: tenant, index, .. } = step;
         let Some(body) = self.tenants.get(&tenant).and_then(|known| known.bodies.get(&index)) else { return };
         match (body, self.misplaced.get(&(tenant, index))) {
-            // The driver has already placed this memory. Only update the accounts to match.
+            // The driver has already placed this memory, so only update the accounts.
             (Body::Fixed, _) if step.to == vram::To::Card => drop(self.account_for(step)),
             // The piece is already at the destination.
             (Body::Chunk { .. }, Some(false)) => {
@@ -165,7 +167,7 @@ impl Core {
         self.machine.relocations.submit(&self.table, self.clock);
     }
 
-    /// Like [`vram::ChunkTable::start`], but first scrubs the places that need it.
+    /// Calls [`vram::ChunkTable::start`], and retries it after a scrub if the destination must be scrubbed first.
     fn start(&mut self, step: Step) -> Result<Option<vram::Move>, Error> {
         match self.table.start(step) {
             Err(Error::NeedsScrub { .. }) if self.scrub() => self.table.start(step),
@@ -173,7 +175,7 @@ impl Core {
         }
     }
 
-    /// Executes the steps of all relocations.
+    /// Executes the pending actions of all relocations.
     pub(super) fn relocate(&mut self) {
         let mut given_up = Vec::new();
         while let Some(action) = self.machine.relocations.take_action() {
@@ -215,7 +217,7 @@ impl Core {
         }
     }
 
-    /// Records the end of an order. The tenant may have turns again.
+    /// Handles the end of an order: resumes the tenant's turns, and requests a new plan.
     fn has_stopped_moving(&mut self, tenant: TenantId) {
         self.pause_as_due(tenant);
         self.needs_plan = true;
@@ -281,7 +283,7 @@ impl Core {
         }
         if !gone && let Some(Body::Chunk { piece, .. }) = self.body(tenant, index) {
             *piece = to;
-            // The chunk and the move each have a reference to the piece.
+            // The chunk and the move each hold a reference to the piece.
             self.pieces.let_go(from, &mut self.actions);
         } else {
             self.pieces.let_go(to, &mut self.actions);
@@ -299,7 +301,7 @@ impl Core {
         self.pieces.let_go(chunk.from, &mut self.actions);
     }
 
-    /// Records that a piece could not be moved to the memory of its chunk's place. The move is retried later.
+    /// Records that a piece could not be moved to the memory assigned to its chunk. The move is retried later.
     fn stays_misplaced(&mut self, chunk: &Chunk) {
         let at = (chunk.tenant, chunk.index);
         let is_it = self.where_is(at.0, at.1).is_some_and(|(piece, _)| piece == chunk.from);

@@ -1,13 +1,14 @@
-//! Accounts of tenants for the next owner of the card: their use, the scheduler's credits, strikes and quarantines.
+//! Tenants' accounts for the card's next owner: used card time, scheduling credits, strikes and quarantines.
 //!
-//! Programs continue without an owner, and report their chunks to the next one (`adopt`). Tenants keep their names.
+//! Programs continue to run without an owner, and report their chunks to the next one (`adopt`). Names identify the
+//! tenants in the accounts.
 
 use super::Core;
 use std::collections::BTreeMap;
 use tenancy::{Deadline, ReadError, RestoredAccounts, SavedAccounts, WriteError};
 use vram::TenantId;
 
-/// Time for which the accounts of tenants of an earlier owner are kept until the tenants are added, in ns.
+/// Time in ns for which an earlier owner's accounts are kept for tenants that have not been added yet.
 // TIMEOUT: the daemon adds its tenants immediately after the owner has started.
 const UNCLAIMED_NS: u64 = 60_000_000_000;
 
@@ -22,8 +23,8 @@ impl Core {
         saved.to_file(identity)
     }
 
-    /// Continues with the accounts of an earlier owner, and with its clock. No tenant may exist. Changes nothing if the
-    /// file is damaged, or is of an unsupported version.
+    /// Restores the accounts and the clock of an earlier owner. Must be called before tenants are added. Changes
+    /// nothing if the file is damaged, or has an unsupported version.
     pub(crate) fn restore(&mut self, file: &[u8]) -> Result<(), ReadError> {
         let RestoredAccounts { clock_ns, names, scheduler, quanta, begun } = RestoredAccounts::from_file(file)?;
         self.clock = clock_ns;
@@ -36,12 +37,13 @@ impl Core {
         Ok(())
     }
 
-    /// Returns two values that change with the accounts: the number of strikes, and the used time in ns.
+    /// Returns the total number of strikes and the total used time in ns. If neither has changed, the accounts need not
+    /// be saved again.
     pub(crate) fn strikes_and_use(&self) -> (u64, u64) {
         self.turns.turns().scheduler().strikes_and_use()
     }
 
-    /// Forgets the accounts of tenants that were not added.
+    /// Forgets the earlier owner's accounts of tenants that have not been added.
     pub(super) fn forget_unclaimed(&mut self) {
         let now = self.now();
         for tenant in std::mem::take(&mut self.unclaimed).into_values() {

@@ -14,17 +14,17 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use tenancy::Deadline;
 use vram::TenantId;
 
-/// Maximum number of pending requests per process. Further requests are rejected. The library sends at most
-/// [`MAX_PENDING`].
+/// Maximum number of pending requests per process. Further requests are rejected. The shim keeps at most
+/// [`MAX_PENDING`] requests pending.
 const PENDING_MOST: usize = MAX_PENDING;
 
 /// A pending request for chunks.
 #[derive(Debug)]
 pub(super) struct Pending {
     pub(super) request: u32,
-    /// Number of chunks without a place.
+    /// Number of requested chunks that have not been placed yet.
     pub(super) wanted: u32,
-    /// The request's chunks: the process's number for each, and its index.
+    /// The request's chunks: number and index of each.
     pub(super) items: Vec<(ChunkId, u32)>,
     /// Number of leading chunks that were delivered to the process. They do not move until the request is complete.
     pub(super) delivered: usize,
@@ -35,7 +35,7 @@ pub(super) struct Pending {
 }
 
 impl Pending {
-    /// Returns true if a chunk belongs to the request. Chunk numbers are ascending.
+    /// Returns true if a chunk belongs to the request. The items are sorted by chunk number.
     pub(super) fn holds(&self, chunk: ChunkId) -> bool {
         self.items.binary_search_by_key(&chunk, |(id, _)| *id).is_ok()
     }
@@ -46,27 +46,27 @@ impl Pending {
 pub(super) struct Session {
     pub(super) pid: u32,
     pub(super) uid: u32,
-    /// Tenant whose socket the process connected to. The socket's access rights protect that tenant.
+    /// Tenant whose socket the process connected to. The socket's permissions control access to that tenant.
     pub(super) bound: Option<TenantId>,
     /// Version of the protocol.
     pub(super) version: u16,
     pub(super) program: String,
-    /// Tenant of the connection, set by the first message.
+    /// Tenant of the connection, or `None` until the first message determines it.
     pub(super) tenant: Option<TenantId>,
     pub(super) chunks: BTreeMap<ChunkId, u32>,
     pub(super) fixed: HashMap<FixedKind, u64>,
     /// Indices reserved for memory that is fixed on the card.
     pub(super) fixed_indices: Vec<u32>,
-    /// The process's requests for fixed memory that have no reply yet.
+    /// The process's unanswered requests for fixed memory.
     pub(super) fixing: VecDeque<Fixing>,
     pub(super) pending: VecDeque<Pending>,
     /// Adopted chunks whose pieces are being mapped.
     pub(super) adopting: BTreeMap<ChunkId, PieceId>,
-    /// Chunks that the process had under an earlier owner.
+    /// Chunks that an earlier owner granted to the process.
     pub(super) adopted: BTreeSet<ChunkId>,
     /// Set while the process has more chunks from an earlier owner to report.
     pub(super) adopts: bool,
-    /// Number of the turn that the process's gate is open for.
+    /// Number of the turn for which the process's gate is open, or `None` while the gate is closed.
     pub(super) run: Option<u32>,
     pub(super) run_since: u64,
     /// Time during which the gate was open before `run_since` without reported use, in ns.
@@ -86,24 +86,24 @@ pub(super) struct Session {
     /// Number of the turn that ended without a reply, because the process is stopped. The process gets no turn until it
     /// replies.
     pub(super) stopped_in: Option<u32>,
-    /// Time in ns at which the owner last checked whether the process is stopped, because it delays its share group.
+    /// Time in ns at which the owner last checked whether this process, which delays its share group, is stopped.
     pub(super) checked_at: u64,
     pub(super) turn: u32,
     pub(super) reclaims: Reclaims,
-    /// Progress of a move to another card.
+    /// Progress of the process's move to another card.
     pub(super) departure: Departure,
-    /// Set while the driver moves the process to this card. The process gets no orders then.
+    /// Set while the driver moves the process to this card. The process gets no orders in the meantime.
     pub(super) fetching: bool,
-    /// The process's move to this card.
+    /// Progress of the process's move to this card, if the process comes from another one.
     pub(super) arrival: Option<Arrival>,
-    /// Cards that the process's driver sees.
+    /// UUIDs of the cards that the process's driver sees.
     pub(super) sees: Vec<[u8; 16]>,
     /// Set if the owner has abandoned the process: the process has no turn and no memory, and its messages are ignored.
     pub(super) stuck: bool,
 }
 
 impl Session {
-    /// Returns true if the process replies to orders about its memory and its turns.
+    /// Returns true if the process can be sent orders about its memory and its turns.
     pub(super) fn takes_orders(&self) -> bool {
         !self.stuck && !self.fetching
     }
@@ -120,25 +120,25 @@ impl Session {
 }
 
 impl Core {
-    /// Adds processes of a previous owner. Other processes do not get memory until these processes have reconnected, or
-    /// until `within_ns` has passed.
+    /// Registers processes that a previous owner served. Other processes do not get memory until these processes have
+    /// reconnected, or until `within_ns` has passed.
     pub fn expect(&mut self, pids: impl IntoIterator<Item = u32>, within_ns: u64) {
         self.expected.extend(pids);
         self.deadlines.set(Deadline::Reconnection, self.clock + within_ns);
     }
 
-    /// Returns the connected processes, for the journal.
+    /// Returns the IDs of the processes whose first message was accepted, for the journal.
     pub fn pids(&self) -> impl Iterator<Item = u32> + '_ {
         self.sessions.values().filter(|session| session.tenant.is_some()).map(|session| session.pid)
     }
 
-    /// Returns the user and the tenant of a connection.
+    /// Returns the user ID and the tenant of a connection.
     #[must_use]
     pub fn user_and_tenant(&self, id: SessionId) -> Option<(u32, Option<TenantId>)> {
         self.sessions.get(&id).map(|session| (session.uid, session.tenant.or(session.bound)))
     }
 
-    /// Returns the tenant that a piece is being allocated for, or whose program has reported it.
+    /// Returns the tenant for which a piece is being allocated, or the tenant whose program has reported the piece.
     #[must_use]
     pub fn tenant_of(&self, piece: PieceId) -> Option<TenantId> {
         let brought = || self.sessions.get(&self.adopters.get(&piece)?.0);
@@ -212,7 +212,7 @@ impl Core {
     pub(super) fn said(&mut self, id: SessionId, message: FromTenant, pieces: Vec<PieceId>) {
         let Some(session) = self.sessions.get(&id) else { return self.drop_all(pieces) };
         if session.stuck {
-            // The process has lost its memory, and gets no more.
+            // The process has lost its memory, and does not get more.
             return self.drop_all(pieces);
         }
         let Some(tenant) = session.tenant else {
@@ -331,7 +331,7 @@ impl Core {
         self.needs_plan = true;
     }
 
-    /// Frees a process's memory.
+    /// Releases a process's memory, and cancels its requests for memory.
     fn give_up_memory(&mut self, id: SessionId, tenant: Option<TenantId>) {
         self.abandon_relocation(id);
         let Some(session) = self.sessions.get_mut(&id) else { return };
@@ -355,7 +355,7 @@ impl Core {
         self.needs_plan = true;
     }
 
-    /// Handles an unresponsive process: revokes its turn and its memory.
+    /// Revokes the turn and the memory of an unresponsive process, and suspends or kills it.
     pub(super) fn stuck(&mut self, id: SessionId, reason: Reason) {
         let Some(session) = self.sessions.get(&id).filter(|session| !session.stuck) else { return };
         let (pid, Some(tenant)) = (session.pid, session.tenant) else { return };
@@ -421,7 +421,7 @@ impl Core {
         self.give_up(id, Reason::Unsuspended);
     }
 
-    /// Abandons a process that began to report its memory and does not continue.
+    /// Abandons a process that has begun to report its memory but has not finished in time.
     pub(super) fn end_report(&mut self, id: SessionId) {
         tracing::warn!(session = ?id, "program does not continue to report its memory from the previous owner");
         self.stuck(id, Reason::Adoption);

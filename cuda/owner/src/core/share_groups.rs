@@ -1,8 +1,8 @@
 //! Groups of tenants whose programs may use the card concurrently.
 //!
-//! A tenant takes part if all of its programs can run concurrently. These programs are clients of the group's MPS
-//! server (`mps`). Programs cannot become clients later, so a tenant with any other program gets exclusive turns until
-//! that program exits. Programs that have never requested the card do not count.
+//! A tenant takes part in its group if all of its programs can run concurrently. These programs are clients of the
+//! group's MPS server (`mps`). Programs cannot become clients later, so a tenant with any other program gets exclusive
+//! turns until that program exits. Programs that have never requested a turn or memory are ignored.
 
 use super::{Core, Nanos};
 use vram::TenantId;
@@ -18,7 +18,7 @@ impl Core {
         self.renew_clients_of(id);
     }
 
-    /// Updates whether all programs of a tenant can run concurrently with others.
+    /// Records whether all programs of a tenant can run concurrently with other tenants' programs.
     pub(super) fn renew_concurrency(&mut self, tenant: TenantId) {
         let of_it = || self.sessions.values().filter(|session| session.tenant == Some(tenant));
         let concurrent = of_it().any(|session| session.concurrent) && of_it().all(|s| s.concurrent || !s.has_asked);
@@ -26,8 +26,8 @@ impl Core {
         self.turns.with_turns(now, |turns| turns.set_concurrent(tenant, concurrent, now));
     }
 
-    /// Returns the programs that prevent a group member from running concurrently with the others, as process IDs and
-    /// names.
+    /// Returns the process ID and name of each program that prevents a group member from running concurrently with the
+    /// others.
     pub(super) fn not_concurrent(&self, tenant: TenantId) -> Vec<(u32, String)> {
         if self.turns.turns().membership(tenant).is_none() {
             return Vec::new();

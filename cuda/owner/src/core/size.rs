@@ -27,8 +27,8 @@ impl Core {
         Ok(self.table.resize_vm(id, spec.memory_bytes, Limits { quota, ..spec.limits })?)
     }
 
-    /// Returns the number of chunks that a process may report to this owner. If the tenant's limit was lowered below
-    /// its current use, a process that the previous owner served keeps its memory.
+    /// Returns the maximum number of chunks that a process may report to this owner. If the tenant's limit was lowered
+    /// below its current use, a process that the previous owner served keeps its memory.
     pub(super) fn most_adopted(&self, id: SessionId, tenant: TenantId) -> u64 {
         let most = self.most(tenant);
         if self.is_expected(id) { most.max(self.whole_bytes() / self.table.chunk_bytes()) } else { most }

@@ -2,11 +2,11 @@
 //!
 //! A stopped process cannot submit work or reply. Its turn overruns, but the other tenants need not wait for it. The
 //! turn ends when the process has no work in flight on the card, that is, when NVML reports no work of the process
-//! between two polls after the recall. In a share group, the turn ends when it overruns, because the other members
-//! wait for it; the work in flight is charged when the process reports it. Without NVML, the turn ends at the tenant's
+//! between two polls after the recall. In a share group, the turn ends when it overruns, because the other members wait
+//! for it; the work in flight is charged when the process reports it. Without NVML, the turn ends at the tenant's
 //! limit. The process is not abandoned for this reason: it reads the recall when it runs again, and gets its next turn
 //! after its reply. `occupation` detects kernels that the process has left in flight. If the process holds memory that
-//! another tenant needs, `relocate` treats it like any unresponsive process.
+//! another tenant needs, `relocate` treats the process like any unresponsive process.
 
 use super::Core;
 use super::given_up::Reason;
@@ -14,13 +14,13 @@ use super::types::{Action, SessionId, User};
 use std::collections::BTreeSet;
 use vram::TenantId;
 
-/// Interval in ns at which a member of a share group whose turn overruns is checked.
+/// Interval in ns between checks of a share group member whose turn overruns.
 const MEMBER_INTERVAL_NS: u64 = 10_000_000;
 
 impl Core {
-    /// Checks whether members of share groups are stopped if they make their group's turn overrun. Other tenants run
-    /// during the overrun, but the other members do not, so the turn of a stopped member ends although its work may
-    /// still be in flight.
+    /// Requests a check of each running process of a share group member whose turn overruns. Other tenants run during
+    /// the overrun, but the other members do not, so the turn of a stopped member ends although its work may still be
+    /// in flight.
     pub(super) fn look_at_overrunning_members(&mut self) {
         let (turns, clock) = (self.turns.turns(), self.clock);
         let delays_group = |tenant: TenantId| turns.is_joined(tenant) && turns.overruns(tenant);
@@ -33,8 +33,7 @@ impl Core {
         }
     }
 
-    /// Checks whether processes are stopped if their turns overrun and they had no work on the card since the previous
-    /// poll.
+    /// Requests a check of each process whose turn overruns and that had no work on the card since the previous poll.
     pub(super) fn look_at_idle_overruns(&mut self, users: &[User]) {
         let occupants: BTreeSet<u32> = users.iter().filter(|user| user.occupies).map(|user| user.pid).collect();
         let idle = std::mem::take(&mut self.idle_overruns);

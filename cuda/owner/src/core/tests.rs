@@ -1,4 +1,4 @@
-//! Tests of the owner's state machine, with programs and workers that execute its orders in any order.
+//! Tests the owner's state machine, with programs and workers that execute its orders in arbitrary sequence.
 
 mod accounts;
 mod bounds;

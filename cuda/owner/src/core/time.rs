@@ -1,4 +1,4 @@
-//! Turns and quanta, which determine the open gates.
+//! Turns and memory quanta, which determine when gates open.
 
 use super::Core;
 use super::sessions::Session;
@@ -10,24 +10,24 @@ use std::collections::BTreeMap;
 use tenancy::{Changes, Deadline, Report, Traffic};
 use vram::TenantId;
 
-/// Maximum time that the owner polls before a turn ends, in microseconds. This also limits the cost of a program that
-/// announces the end of its turns falsely.
+/// Maximum time that the owner polls before the announced end of a turn, in microseconds. This also limits the cost of
+/// a program's false announcements.
 const ATTENDED_US: u32 = 1000;
 
-/// Limit on work in flight while all other tenants wait for their quantum, in microseconds. A high limit reduces the
-/// card time spent on events, and draining the work is cheap compared with a change of quanta.
+/// Minimum limit on work in flight while all other tenants wait for their quantum, in microseconds. A high limit
+/// reduces the card time spent on events, and draining the work is cheap compared with a change of quanta.
 const RUN_AHEAD_UNDISTURBED_US: u32 = 20_000;
 
-/// Idle time after which a turn ends while all other tenants wait for their quantum, in microseconds. This is long for
-/// a program with work, but short compared with the change of quanta that idleness can cause.
+/// Minimum idle time after which a turn ends while all other tenants wait for their quantum, in microseconds. A program
+/// with work is rarely idle for this long, but the change of quanta that idleness can cause takes longer.
 const IDLE_UNDISTURBED_US: u32 = 10_000;
 
-/// Interval in microseconds at which a group member's program reports its use. Much shorter than the lead in work that
-/// makes a member wait for others.
+/// Interval in microseconds at which a group member's program reports its use. It is much shorter than the lead in work
+/// that makes a member wait for others.
 const REPORT_INTERVAL_US: u32 = 2000;
 
-/// Idle time after which a member's turn ends while members of a worse latency class wait for it, in microseconds. It
-/// exceeds the pause of a program that reads a result and submits its next work.
+/// Maximum idle time after which a member's turn ends while members of a worse latency class wait for it, in
+/// microseconds. It exceeds the pause of a program that reads a result and submits its next work.
 const IDLE_PREFERRED_US: u32 = 150;
 
 impl Core {
@@ -90,8 +90,9 @@ impl Core {
         self.send(id, FromOwner::Run(run));
     }
 
-    /// Returns the current terms of a tenant's turns. The work of a lone process is not measured if all of its memory
-    /// is on the card. Otherwise its work in flight is limited, because moving memory to the card waits for it.
+    /// Returns the current terms of a tenant's turns. The work of the only connected tenant is not measured if all of
+    /// its memory is on the card. Otherwise, the tenant's work in flight is limited, because moving memory to the card
+    /// waits for it.
     pub(super) fn terms(&self, tenant: TenantId) -> Run {
         let present = || self.sessions.values().filter_map(|session| session.tenant);
         let away = self.table.vms().any(|(vm, account)| vm == tenant && account.host > 0);
@@ -115,7 +116,7 @@ impl Core {
         let waits_for_it = |other: TenantId| class(&other) > class(&tenant) && group(other) == own;
         let preferred = own.is_some() && present().any(waits_for_it);
         let idle = if preferred { idle.min(IDLE_PREFERRED_US) } else { idle };
-        // While it is ahead, a member of a better class waits for these reports.
+        // A member of a better class waits for these reports while it is ahead.
         let interval_us = if urgent { REPORT_INTERVAL_US / 4 } else { REPORT_INTERVAL_US };
         let report_us = if self.turns.turns().is_joined(tenant) { unless_alone(interval_us) } else { 0 };
         let (run_ahead_us, idle_us) = (unless_alone(ahead), unless_alone(idle));
@@ -129,7 +130,7 @@ impl Core {
         self.renew_terms_of(&tenants);
     }
 
-    /// Updates the terms of the processes of some tenants.
+    /// Updates the terms of the processes of the given tenants.
     fn renew_terms_of(&mut self, tenants: &[TenantId]) {
         // Computing a tenant's terms visits all of its processes, so do it once per tenant.
         let mut by_tenant: BTreeMap<TenantId, Run> = BTreeMap::new();
@@ -219,7 +220,7 @@ impl Core {
         self.used(id, tenant, usage);
         let Some(session) = self.sessions.get_mut(&id) else { return };
         if session.stopped_in == Some(turn) {
-            // The time for which the process was stopped covers no later use.
+            // Do not charge later use against the time for which the process was stopped.
             (session.stopped_in, session.unused_ns) = (None, 0);
             if waiting || session.waiting {
                 self.waiting(id, tenant);
@@ -265,7 +266,7 @@ impl Core {
         self.actions.push(Action::Attend { ns: u64::from(in_us + ATTENDED_US / 2) * 1000 });
     }
 
-    /// Charges the use that a process reports, at most the time for which its gate was open without reported use.
+    /// Charges the use that a process reports, up to the time for which its gate was open without reported use.
     pub(super) fn used(&mut self, id: SessionId, tenant: TenantId, usage: Usage) {
         let clock = self.clock;
         let has_run = |session: &&mut Session| session.run.is_some() || session.stopped_in.is_some();
@@ -318,7 +319,7 @@ impl Core {
         // A program that waits for memory is not idle.
         let is_working = |tenant: &TenantId| self.turns.is_busy(*tenant) || self.waits_for_memory(*tenant);
         let working = self.tenants.keys().copied().filter(is_working).collect();
-        // The driver does not count the reads of kernels over the link.
+        // The driver does not count kernels' reads over the link.
         let running = self.tenants.keys().copied().filter(|tenant| self.turns.turns().has_turn(*tenant)).collect();
         let (traffic, scheduler) = (Traffic::Assumed(running), self.turns.turns().scheduler());
         let report = Report { working, traffic, scheduler, counts_work: false };
@@ -343,7 +344,7 @@ impl Core {
         }
     }
 
-    /// Pauses a tenant's turns while its memory is moving or it waits for its quantum, and resumes them otherwise. Does
+    /// Pauses a tenant's turns if its memory is moving or it waits for its quantum, and resumes them otherwise. Does
     /// not pause turns that the tenant's work on another card may wait for.
     pub(super) fn pause_as_due(&mut self, id: TenantId) {
         if !self.tenants.contains_key(&id) {

@@ -44,7 +44,7 @@ pub enum Event {
         /// The process's connection.
         session: SessionId,
     },
-    /// A piece was allocated or imported, or this failed.
+    /// The allocation or import of a piece has succeeded or failed.
     Made {
         /// Number of the piece.
         piece: PieceId,
@@ -95,9 +95,9 @@ pub enum Event {
         /// Process ID.
         pid: u32,
     },
-    /// NVML's list of the processes that use the card, without the owner.
+    /// NVML's list of the processes that use the card, excluding the owner.
     Users {
-        /// The processes that use the card, without the owner.
+        /// The processes that use the card, excluding the owner.
         users: Vec<User>,
         /// Card memory that the owner uses in bytes, if known.
         own: Option<u64>,
@@ -108,7 +108,7 @@ pub enum Event {
     InUseForNobody(u64),
     /// A card piece was released, but the card's free memory grew by less than its size.
     Missing {
-        /// Tenant that had the piece.
+        /// Tenant to which the piece belonged.
         tenant: TenantId,
         /// Set if the tenant had reported the release. Otherwise, its program may still be exiting.
         sure: bool,
@@ -119,7 +119,7 @@ pub enum Event {
     Mps {
         /// Name of the group.
         group: String,
-        /// Change in the state of the group's daemon.
+        /// Report about the group's server.
         report: cuda_mps::Report,
     },
     /// The owner of another card has connected, disconnected or sent a message.
@@ -128,7 +128,7 @@ pub enum Event {
     Tick,
 }
 
-/// A process that uses the card without the owner.
+/// A process that uses the card but is not managed by the owner.
 pub type UnmanagedProcess = User;
 
 /// Output of the state machine. The server executes actions in order.
@@ -190,10 +190,10 @@ pub enum Action {
         session: SessionId,
         /// UUID of the other card.
         from: [u8; 16],
-        /// Cards that the process's driver sees.
+        /// UUIDs of the cards that the process's driver sees.
         sees: Vec<[u8; 16]>,
     },
-    /// Kill a process that uses the card without a connection.
+    /// Kill an unmanaged process.
     KillStranger {
         /// Process ID.
         pid: u32,
@@ -224,7 +224,7 @@ pub enum Action {
     StartServer {
         /// Name of the group.
         group: String,
-        /// User of the server and its clients, if known.
+        /// User ID of the server and its clients, if known.
         user: Option<u32>,
     },
     /// Stop a group's MPS server as soon as it has no clients.
@@ -258,7 +258,7 @@ pub enum Action {
     },
 }
 
-/// Reason why a tenant cannot be added or changed.
+/// Reason why a tenant cannot be added, changed or removed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TenantError {
     /// The name is already in use.

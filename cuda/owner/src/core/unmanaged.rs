@@ -1,12 +1,13 @@
-//! Processes that use the card without the owner, because they bypass the library or do not belong to a tenant.
+//! Processes that use the card but are not managed by the owner, because they bypass the shim or do not belong to a
+//! tenant.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Core;
 use super::types::{Action, OnStranger, UnmanagedProcess, User};
 
-/// Number of polls that must list a process before it counts as unmanaged. A process that is starting or exiting may
-/// appear once.
+/// Number of polls that must list a process before it is considered unmanaged. A process that is starting or exiting
+/// may appear once.
 const MIN_POLLS_PRESENT: u32 = 2;
 
 /// Unmanaged processes, each with the number of polls that listed it.
@@ -14,7 +15,7 @@ const MIN_POLLS_PRESENT: u32 = 2;
 pub(super) struct UnmanagedProcesses(BTreeMap<u32, (UnmanagedProcess, u32)>);
 
 impl Core {
-    /// Handles NVML's list of the processes that use the card, without the owner.
+    /// Handles NVML's list of the processes that use the card, excluding the owner.
     pub(super) fn users(&mut self, users: Vec<User>) {
         let served: BTreeSet<u32> = self.pids().chain(self.expected.iter().copied()).collect();
         let mut before = std::mem::take(&mut self.strangers.0);
@@ -36,7 +37,7 @@ impl Core {
         }
     }
 
-    /// Returns the processes that use the card without the owner.
+    /// Returns the unmanaged processes that enough polls have listed.
     pub fn strangers(&self) -> impl Iterator<Item = &UnmanagedProcess> {
         self.strangers.0.values().filter(|(_, looks)| *looks >= MIN_POLLS_PRESENT).map(|(stranger, _)| stranger)
     }

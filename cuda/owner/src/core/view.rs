@@ -24,7 +24,7 @@ pub struct TenantView {
     pub busy_ns: u64,
     /// Part of `busy_ns` during which only copies were in flight, in ns.
     pub copy_ns: u64,
-    /// Number of submissions. They are not counted while the tenant is alone.
+    /// Number of submissions, excluding those made while the tenant was alone.
     pub launches: u64,
     /// Number of the tenant's programs that were killed, mostly because they did not reply.
     pub killed: u64,
@@ -43,9 +43,9 @@ pub struct TenantView {
     pub kept_bytes: u64,
     /// Part of the unaccounted and kept memory that exceeds the tenant's limits, in bytes.
     pub over_quota_bytes: u64,
-    /// State of the tenant within its group.
+    /// State of the tenant within its share group, if it has one.
     pub membership: Option<Membership>,
-    /// State of a tenant with several cards.
+    /// State of the tenant's gang on this card, if the tenant has several cards.
     pub gang: Option<GangView>,
     /// Process ID and name of each program that prevents the tenant from running concurrently with other members of its
     /// group.
@@ -117,7 +117,7 @@ impl Core {
         self.clock
     }
 
-    /// Returns the current memory quantum, if tenants take turns.
+    /// Returns the current memory quantum, or `None` if no quanta are in use.
     #[must_use]
     pub fn memory_turn(&self) -> Option<&vram::Turn> {
         self.machine.residency.turn()

@@ -17,7 +17,7 @@ use std::os::fd::{AsFd, OwnedFd};
 const MESSAGES_AT_ONCE: usize = 16;
 /// Maximum number of messages from one tenant's processes that are handled before other tenants are served.
 const TENANT_MESSAGES_AT_ONCE: usize = 64;
-/// Maximum number of the state machine's units of work for one tenant before other tenants are served.
+/// Maximum number of state machine steps for one tenant before other tenants are served.
 const TENANT_STEPS_AT_ONCE: u64 = 4096;
 
 impl Serving {
@@ -74,8 +74,7 @@ impl Serving {
         let _ = link.try_send(&FromOwner::Goodbye(end), &[]);
     }
 
-    /// Handles messages from the processes that have sent some, in rotation between tenants and between the processes
-    /// of each tenant.
+    /// Handles pending messages in rotation between tenants, and between the processes of each tenant.
     pub(super) fn hear_all(&mut self, ready: Vec<SessionId>) {
         let mut by_cause: BTreeMap<Cause, Vec<SessionId>> = BTreeMap::new();
         for session in ready {
@@ -173,7 +172,8 @@ impl Serving {
         }
     }
 
-    /// Returns the time until a connection needs attention without having sent a message, in ns.
+    /// Returns the time in ns until a silent connection is closed, connections are accepted again, or a message is
+    /// retried, whichever is first.
     pub(super) fn next_retry(&self) -> Option<u64> {
         let now = self.now();
         let silent = self.silent().map(|(_, since)| since + SILENT_NS).min();

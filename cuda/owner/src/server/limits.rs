@@ -9,10 +9,10 @@ use std::collections::BTreeMap;
 /// Maximum total number of connections.
 const CONNECTIONS_MOST: usize = 2048;
 /// Time limit for a connection to send `Hello`, in ns.
-// TIMEOUT: the library sends `Hello` immediately, but a busy host may take a second to run it.
+// TIMEOUT: the shim sends `Hello` immediately, but a busy host may take a second to run it.
 pub(super) const SILENT_NS: u64 = 5_000_000_000;
 /// Time in ns during which no connections are accepted after descriptors have run out.
-// TIMEOUT: other connections may be closed in this time. Connecting programs only wait slightly longer.
+// TIMEOUT: other connections may be closed in this time. Connecting programs wait only slightly longer.
 pub(super) const FULL_NS: u64 = 100_000_000;
 /// Number of descriptors reserved for logs, sockets and the driver's own files.
 const RESERVED_DESCRIPTORS: u64 = 128;
@@ -31,7 +31,7 @@ pub(super) struct Limits {
 
 impl Limits {
     /// Raises the process's descriptor limit to the maximum that the system allows, because each chunk needs a
-    /// descriptor, and divides this limit.
+    /// descriptor. Divides the limit between connections and pieces.
     pub(super) fn raise() -> Self {
         let limit = getrlimit(Resource::Nofile);
         let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
@@ -40,7 +40,7 @@ impl Limits {
 
     fn for_descriptors(descriptors: u64) -> Self {
         let connections = usize::try_from(descriptors / 16).unwrap_or(usize::MAX).clamp(4, CONNECTIONS_MOST);
-        // A disconnected process counts like a connected one, and needs one descriptor.
+        // A disconnected process is counted like a connected one, and needs one descriptor.
         let pieces = descriptors.saturating_sub(RESERVED_DESCRIPTORS.min(descriptors / 4) + 3 * connections as u64);
         let count = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
         Self { connections, pieces: count(pieces), unread: count(descriptors / 2) }
@@ -83,7 +83,7 @@ impl Limits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Admission {
     Admitted,
-    /// The new connection replaces another one, which is closed.
+    /// The new connection replaces this one, which is closed.
     Replaces(SessionId),
     /// The connection's tenant or user already has the maximum number of connections.
     Refused,

@@ -22,7 +22,7 @@ pub struct MpsOptions {
 /// The MPS servers of a card, keyed by group.
 pub(super) struct MpsServers {
     options: Option<MpsOptions>,
-    /// The running servers, each with the user of its clients.
+    /// The running servers, each with the user ID of its clients.
     running: BTreeMap<String, (GroupServer, Option<u32>)>,
     notes: Notes,
 }
@@ -99,10 +99,10 @@ impl MpsServers {
     }
 }
 
-/// Name of the file in a group's folder with the group's user and name.
+/// Name of the file in a group's folder that contains the group's user ID and name.
 const RECORD: &str = "group";
 
-/// Returns the contents of a [`RECORD`] file. The user is `-` if it is not known.
+/// Returns the contents of a [`RECORD`] file. The user ID is `-` if unknown.
 fn record(group: &str, user: Option<u32>) -> String {
     let user = user.map_or_else(|| "-".to_owned(), |user| user.to_string());
     format!("{user} {group}")

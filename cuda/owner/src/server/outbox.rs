@@ -1,9 +1,9 @@
 //! Messages in transit to processes, and descriptors that the processes have not received yet. The kernel counts the
-//! descriptors that a user has sent and that have not been received, and rejects more than the sender's limit on open
-//! files (`ETOOMANYREFS`). Therefore, this module keeps the number of such descriptors below that limit, for each
-//! connection, for each tenant, and in total. A message beyond a limit waits here, like a message that does not fit
-//! into the socket. A process that does not read delays only messages to its own tenant. A full queue closes a
-//! connection only if its process does not read replies that it has requested.
+//! descriptors that a user has sent and that have not been received. It rejects a message if this number exceeds the
+//! sender's limit on open files (`ETOOMANYREFS`). Therefore, this module limits the number of such descriptors per
+//! connection, per tenant and in total. A message beyond a limit waits here, like a message that does not fit into the
+//! socket. A process that does not read delays only messages to its own tenant. A full queue closes a connection only
+//! if its process does not read replies that it has requested.
 //!
 //! UNSAFETY: queries the number of unread bytes in a socket, which no library supports.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -15,8 +15,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// Maximum number of messages without descriptors that wait for one process. The process's chunks limit the number of
-/// messages with descriptors.
+/// Maximum number of messages without descriptors, and of messages about turns, that wait for one process. The
+/// process's chunks limit the number of messages with descriptors.
 const WAITING_MOST: usize = 256;
 /// Maximum number of unread descriptors per connection. At this limit, the next message with descriptors waits.
 const UNREAD_MOST: usize = 256;
@@ -46,7 +46,7 @@ pub(super) struct Connection {
     plain: usize,
     /// Upper bound on the number of descriptors that the process has not read.
     unread: usize,
-    /// Number of failed attempts to send.
+    /// Number of consecutive failed attempts to send.
     tries: u32,
     /// Time of the next attempt, in ns.
     again: u64,
@@ -126,7 +126,7 @@ impl Outboxes {
         if too_many { Err(LinkError::WouldBlock) } else { Ok(()) }
     }
 
-    /// Sends the messages that a process may receive now.
+    /// Sends queued messages until a limit is reached or the socket is full.
     fn flush(
         &mut self,
         connections: &mut BTreeMap<SessionId, Connection>,
@@ -174,7 +174,7 @@ impl Outboxes {
         }
     }
 
-    /// Returns true if a message with this many descriptors may be sent.
+    /// Returns true if a message with `count` descriptors may be sent.
     fn may_send(&mut self, connection: &mut Connection, count: usize, bounds: Unread) -> bool {
         if connection.unread > 0 && is_read(connection.link.as_fd()) {
             self.forget(connection);
@@ -292,7 +292,7 @@ mod tests {
     }
 
     impl Sides {
-        /// Creates connections of the tenants with these numbers.
+        /// Creates one connection for each of these tenant numbers.
         fn new(tenants: &[u32]) -> Self {
             let (mut connections, mut programs) = (BTreeMap::new(), Vec::new());
             for (at, &tenant) in tenants.iter().enumerate() {

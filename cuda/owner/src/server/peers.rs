@@ -1,7 +1,7 @@
 //! Peer processes of connections: their identity, their state, and signals to them.
 //!
 //! The tenants' turns and memory do not depend on this module. When a process is signalled, the state machine has
-//! already revoked its turn and memory. A failed signal is reported and retried for a while.
+//! already revoked its turn and memory. A failed signal is reported, and retried at later polls.
 //!
 //! UNSAFETY: queries the peer of a socket with system options that no library supports.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -18,8 +18,8 @@ use vram::TenantId;
 
 /// Interval between polls of the processes without a connection, in ns.
 const LOOK_NS: u64 = 100_000_000;
-/// Number of polls after which a process without a connection is killed, because it would keep chunks that are not in
-/// any account.
+/// Number of polls after which a process without a connection is killed. The process could otherwise keep chunks that
+/// are not in any account.
 // TIMEOUT: a program that lost its connection accidentally reconnects within `cuda_protocol::RECONNECT_MS`; the limit
 // is 5 s.
 const MAX_POLLS_AFTER_LEAVE: u32 = 50;
@@ -71,7 +71,7 @@ struct Left {
     failed: bool,
 }
 
-/// Change of a process that was abandoned or has left.
+/// State change of a process that was abandoned or has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum News {
     /// SIGKILL was sent to a process of the tenant or, if the flag is unset, could not be sent.
@@ -80,7 +80,7 @@ pub(super) enum News {
     Ended(u32),
 }
 
-/// All processes, including running processes without a connection.
+/// Connected processes, and processes that have left or are expected to connect.
 #[derive(Debug)]
 pub(super) struct Peers {
     peers: BTreeMap<SessionId, Peer>,
@@ -188,9 +188,9 @@ impl Peers {
         self.peers.get(&session).is_some_and(Peer::lives)
     }
 
-    /// Kills an abandoned process, and closes its connection. With `waits`, the kill follows after a poll interval:
-    /// killing a client during its work terminates all clients of its MPS server, so the server terminates this work
-    /// first.
+    /// Kills an abandoned process, and keeps it among the processes without a connection. If `waits` is set, the kill
+    /// is delayed by a poll interval: killing a client during its work terminates all clients of its MPS server, so the
+    /// server terminates this work first.
     pub(super) fn give_up(&mut self, session: SessionId, tenant: TenantId, waits: bool) -> Option<News> {
         let peer = self.remove(session)?;
         self.left.retain(|left| left.peer.pid != peer.pid);
@@ -208,8 +208,8 @@ impl Peers {
         // Keep one entry per process, however often it reconnects.
         if self.left.iter().all(|left| left.peer.pid != peer.pid || !left.peer.lives()) {
             let (given_up, failed) = (false, false);
-            // Each such process uses one of the owner's descriptors. A large number of them is deliberate, so signal
-            // them at the next poll.
+            // Each such process uses one of the owner's descriptors. A large number of such processes is deliberate, so
+            // signal further ones at the next poll.
             let looks = if self.left.len() < LEFT_MOST { 0 } else { MAX_POLLS_AFTER_LEAVE };
             self.left.push(Left { peer, tenant, looks, signals: 0, given_up, failed });
         }
@@ -226,7 +226,7 @@ impl Peers {
     pub(super) fn expect(&mut self, pid: u32, tenant: TenantId) {
         let connected = self.peers.values().any(|peer| peer.pid() == pid);
         let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw).filter(|_| !connected) else { return };
-        // This fails if the process has exited.
+        // The call fails if the process has exited.
         let Ok(handle) = pidfd_open(pid, PidfdFlags::empty()) else { return };
         let (given_up, failed, peer) = (false, false, Peer { pid, uid: 0, handle });
         self.left.push(Left { peer, tenant: Some(tenant), looks: 0, signals: 0, given_up, failed });
@@ -248,7 +248,7 @@ impl Peers {
         (!self.left.is_empty()).then_some(LOOK_NS)
     }
 
-    /// Removes exited processes, and kills those that are still running without a connection. `adopts` returns true if
+    /// Removes exited processes, and kills those that run without a connection for too long. `adopts` returns true if
     /// the process of a connection is reporting its memory to the owner.
     pub(super) fn look(&mut self, adopts: impl Fn(SessionId) -> bool) -> Vec<News> {
         if self.left.is_empty() || self.looked.is_some_and(|at| at.elapsed() < Duration::from_nanos(LOOK_NS)) {
@@ -321,7 +321,7 @@ impl Left {
     }
 }
 
-/// Kills the process with a process ID that was just read.
+/// Kills a process by its ID, which must be recent, because IDs are reused.
 pub(super) fn kill(pid: u32) {
     let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return };
     let killed = pidfd_open(pid, PidfdFlags::empty()).and_then(|handle| pidfd_send_signal(handle, Signal::KILL));

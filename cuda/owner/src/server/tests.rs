@@ -1,5 +1,5 @@
 //! Tests the threads over a real socket with a driver model. Programs are threads of this process that act like the
-//! library and access their chunks through the descriptors.
+//! shim and access their chunks through the descriptors.
 
 use super::*;
 use crate::core::{OnStuck, TenantSpec};
@@ -16,7 +16,7 @@ fn config(card: u64) -> CardConfig {
         host_bytes: 32 * CHUNK,
         chunk_bytes: CHUNK,
         host_ready_bytes: 2 * CHUNK,
-        // These tests share memory in chunks, without quanta.
+        // In these tests, tenants share the memory by chunks, without quanta.
         quanta: vram::QuantaConfig { mode: vram::Mode::Off, ..vram::QuantaConfig::default() },
         ..CardConfig::new(card * CHUNK)
     }
@@ -46,7 +46,7 @@ fn start(driver: &Arc<Model>, card: u64, folder: &Path) -> Server {
 /// A program's chunks, each with its place and the file that is mapped for it.
 type Chunks = BTreeMap<ChunkId, (cuda_protocol::Place, File)>;
 
-/// A program whose library replies to orders on a separate thread.
+/// A program whose shim replies to orders on a separate thread.
 struct Program {
     link: Arc<Link>,
     chunks: Arc<Mutex<Chunks>>,
@@ -145,7 +145,7 @@ fn listen(link: &Link, chunks: &Mutex<Chunks>, runs: &std::sync::atomic::AtomicU
     }
 }
 
-/// Waits for a condition.
+/// Waits until `done` returns true.
 fn until(what: &str, mut done: impl FnMut() -> bool) {
     // TIMEOUT: each condition takes less than a second on an idle host. A minute allows for busy hosts.
     let limit = Instant::now() + Duration::from_secs(60);

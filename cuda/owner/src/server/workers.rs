@@ -162,7 +162,7 @@ impl Drop for Workers {
 
 fn put(worker: &Option<Sender<Job>>, job: Job) {
     if let Some(worker) = worker {
-        // A worker exits only together with all others.
+        // Ignore errors: a worker exits only when all workers are being dropped.
         let _ = worker.send(job);
     }
 }

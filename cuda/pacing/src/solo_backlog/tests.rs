@@ -1,4 +1,4 @@
-//! Tests marks in the work of a program that is alone.
+//! Tests the marks of a program that is alone.
 
 use super::*;
 

@@ -1,5 +1,5 @@
-//! Checks whether a guest can use CUDA, and prints the first obstacle with its remedy. Exits with status 1 if it finds
-//! one.
+//! Checks whether a guest can use CUDA. Prints the result of each check, and a remedy for each obstacle. Exits with
+//! status 1 if it finds an obstacle.
 
 use std::io::Write as _;
 use std::process::ExitCode;

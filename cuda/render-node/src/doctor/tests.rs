@@ -15,7 +15,7 @@ impl Files {
         self
     }
 
-    /// Creates a device with a window at an address.
+    /// Adds a virtio-gpu device. `window` is the line of its window in the device's `resource` file.
     fn device(self, window: &str) -> Self {
         let device = "sys/bus/pci/devices/0000:00:05.0";
         self.with(&format!("{device}/vendor"), "0x1af4\n")

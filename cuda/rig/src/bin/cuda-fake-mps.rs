@@ -6,7 +6,7 @@
 //! rejects new clients until all of its clients have exited. A server exits with its daemon. `FAKE_MPS_CLIENTS` limits
 //! the clients of a server.
 //!
-//! `cuda-fake` implements the other side, and defines the protocol.
+//! `cuda-fake` implements the clients' side, and defines the protocol.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::Shutdown;
@@ -23,9 +23,9 @@ use rustix::net::sockopt::socket_peercred;
 const LIMIT: &str = "FAKE_MPS_CLIENTS";
 /// The default limit of NVIDIA's servers.
 const DEFAULT_LIMIT: usize = 48;
-/// Interval at which another user's client polls for a free server.
+/// Interval at which the daemon polls for the exit of another user's server.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Number of polls after which another user's client is rejected.
+/// Number of polls after which the daemon rejects a client while another user's server runs.
 const MAX_POLLS: u32 = 3000;
 
 fn main() -> Result<()> {
@@ -44,7 +44,7 @@ fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Sends commands to the daemon.
+/// Sends the lines of standard input to the daemon as commands, and prints the replies.
 fn send(folder: &Path) -> Result<()> {
     for line in std::io::stdin().lines() {
         let mut daemon =
@@ -111,7 +111,7 @@ fn control(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Replies to one line.
+/// Executes a command, and sends the reply.
 fn answer(folder: &Path, server: &Mutex<Option<Server>>, mut stream: UnixStream) -> Result<()> {
     let mut line = String::new();
     BufReader::new(stream.try_clone()?).read_line(&mut line)?;
@@ -278,7 +278,7 @@ fn client(clients: &Mutex<Clients>, limit: usize, mut stream: UnixStream) -> Res
     Ok(())
 }
 
-/// Reads a client's messages until it exits.
+/// Reads a client's messages until the client exits.
 fn attached(clients: &Mutex<Clients>, reader: BufReader<UnixStream>) {
     for line in reader.lines().map_while(Result::ok) {
         if line == "fault" {

@@ -93,8 +93,8 @@ fn main() -> Result<()> {
         })?,
         What::Past { mib } => {
             let path = std::env::var(cuda_protocol::DRIVER_VARIABLE).context("the driver's path is missing")?;
-            // This process already uses the card. Now open the driver by its path, although a library with the same
-            // name is loaded.
+            // This process already uses the card. Open the real driver by its path, because the loaded library has the
+            // same name.
             let real = Cuda::open(&path)?;
             take(mib, &mut || real.alloc(STEP_BYTES).map(drop))?;
         }

@@ -1,5 +1,5 @@
 //! A CUDA test program. It uses pinned memory, host functions in a stream, large copies of pageable memory, the
-//! per-thread default stream and events, checks each result, and prints a checksum. With the argument `fill`, it
+//! per-thread default stream and events. It checks each result, and prints a checksum. With the argument `fill`, it
 //! instead allocates pinned memory until an allocation fails, and prints the number of allocations.
 //!
 //! UNSAFETY: calls library functions with the signatures from NVIDIA's headers.
@@ -15,7 +15,8 @@ use cuda_rig::Cuda;
 const WORDS: usize = 700_000;
 const BYTES: usize = WORDS * 8;
 
-/// Sum that the host functions add their arguments to. Static, because these functions have only one argument.
+/// Sum to which the host functions add their arguments. A static variable, because these functions have only one
+/// argument.
 static SEEN: AtomicU64 = AtomicU64::new(0);
 
 unsafe extern "C" fn count(data: *mut c_void) {
@@ -41,7 +42,7 @@ type Alloc = unsafe extern "C" fn(*mut *mut u64, usize, u32) -> c_int;
 type Free = unsafe extern "C" fn(*mut u64) -> c_int;
 type Launch = unsafe extern "C" fn(u64, unsafe extern "C" fn(*mut c_void), *mut c_void) -> c_int;
 
-/// Allocates pinned memory until an allocation fails, and again after one allocation was freed. Returns the number of
+/// Allocates pinned memory until an allocation fails, and again after freeing one allocation. Returns the number of
 /// allocations.
 fn fill_window(alloc: Alloc, free: Free) -> Result<usize> {
     const MAX_PARTS: usize = 64;

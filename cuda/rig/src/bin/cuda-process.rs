@@ -1,7 +1,7 @@
 //! A CUDA program that does its own process management: it forks, handles signals, starts children, and closes
 //! descriptors and libraries.
 //!
-//! Each subcommand prints the same output as without the library, or it fails.
+//! Each subcommand prints the same output as without the library, or fails.
 //!
 //! UNSAFETY: calls driver functions without knowing their signatures, and the C library's process and signal functions.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -71,7 +71,7 @@ enum What {
     Unload,
 }
 
-/// Time limit for a child.
+/// Time limit for a child, in seconds.
 // TIMEOUT: only a failing test waits this long.
 const CHILD_S: u32 = 20;
 
@@ -207,7 +207,7 @@ fn fork(way: Way) -> Result<()> {
     let mut text = String::new();
     reader.read_to_string(&mut text)?;
     ensure!(status == 0 && text.is_empty(), "in the child: {text}");
-    // The parent continues.
+    // The parent can still use the card.
     cuda.set(at, 3, 1 << 20)?;
     println!("{} functions, {:x}", found.len(), cuda.read(at, 1)?[0]);
     Ok(())

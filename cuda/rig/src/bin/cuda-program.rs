@@ -360,8 +360,8 @@ fn facts(cuda: Cuda) -> Result<()> {
         let result = match line?.as_str() {
             "capture" => cuda.begin(stream).map(|()| 0)?,
             "end" => cuda.end(stream),
-            // One of the thread's next two calls returns the copy's error. While a capture is open, the first one waits
-            // for a reply, and returns it.
+            // One of the thread's next two calls returns the copy's error. While a capture is open, the first call
+            // waits for a reply, and returns the error.
             "copy" => {
                 let word = [7u64];
                 let copied = cuda.copy(at, word.as_ptr().addr() as u64, 8, stream);

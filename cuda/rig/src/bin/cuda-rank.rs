@@ -73,8 +73,8 @@ fn main() -> Result<()> {
         }
         cuda.finish(stream)?;
     }
-    // Other processes may have submitted further rounds, which must not wait for this one.
-    // SAFETY: the mapping has a word for each process, and no other process writes this word.
+    // Other processes may have submitted further rounds, which must not wait for this process. SAFETY: the mapping has
+    // a word for each process, and no other process writes this word.
     unsafe { (words as *mut u64).add(args.rank as usize).write_volatile(u64::MAX) };
     println!("rounds {round}");
     Ok(())

@@ -35,7 +35,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Uses each part of the runtime.
+/// Uses each part of the runtime's API.
 fn work(runtime: &Runtime, words: u64, round: u64) -> Result<()> {
     let length = usize::try_from(words)?;
     let at = runtime.malloc(8 * length)?;

@@ -1,4 +1,4 @@
-//! Copies of boxes, arrays, textures and surfaces. Programs look up these functions by name.
+//! Copies of boxes and arrays, and accesses through textures and surfaces. Programs look up these functions by name.
 //!
 //! UNSAFETY: calls library functions with the signatures from NVIDIA's headers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -16,7 +16,7 @@ const ARRAY: u32 = 3;
 /// `CU_MEMORYTYPE_UNIFIED`.
 const UNIFIED: u32 = 4;
 
-/// One end of a `CUDA_MEMCPY2D`.
+/// Source or destination of a `CUDA_MEMCPY2D`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct End2d {
@@ -39,7 +39,7 @@ struct Copy2d {
     height: usize,
 }
 
-/// One end of a `CUDA_MEMCPY3D`.
+/// Source or destination of a `CUDA_MEMCPY3D`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(super) struct End3d {
@@ -79,7 +79,8 @@ struct Descriptor {
     flags: u32,
 }
 
-/// Returns the descriptor of an array with this size, whose elements are bytes or 32-bit numbers.
+/// Returns the descriptor of an array of this size. Its elements are 32-bit numbers if `is_wide` is set, and bytes
+/// otherwise.
 fn described([width, height, depth]: [usize; 3], is_wide: bool) -> Descriptor {
     Descriptor { width, height, depth, format: if is_wide { 3 } else { 1 }, channels: 1, flags: 0 }
 }
@@ -92,7 +93,7 @@ impl End2d {
 }
 
 impl End3d {
-    /// Creates an end in linear memory with rows and layers of this size.
+    /// Creates an end in linear memory, with the given pitch in bytes and number of rows per layer.
     fn linear(kind: u32, address: u64, pitch: usize, rows: usize) -> Self {
         let (host, device) = if kind == HOST { (address, 0) } else { (0, address) };
         Self { kind, host, device, pitch, rows, ..Self::default() }
@@ -340,7 +341,7 @@ impl Cuda {
             let none = std::ptr::null();
             check("cuTexObjectCreate", texture_of(&raw mut texture, &raw const resource, &raw const settings, none))?;
             check("cuSurfObjectCreate", surface_of(&raw mut surface, &raw const resource))?;
-            // `CU_RESOURCE_TYPE_LINEAR` on the bytes of the result.
+            // A linear resource (`CU_RESOURCE_TYPE_LINEAR`) that covers the memory at `result`.
             let mut linear = [0u64; 18];
             linear[..4].copy_from_slice(&[2, result, 1 | 1 << 32, 4096]);
             check("cuTexObjectCreate", texture_of(&raw mut line, &raw const linear, &raw const settings, none))?;

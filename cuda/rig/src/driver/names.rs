@@ -1,4 +1,4 @@
-//! Libraries in files, and their functions' names and numbers of parameters.
+//! Libraries loaded from files, and the names and parameter counts of their functions.
 //!
 //! UNSAFETY: calls library functions with the signatures from NVIDIA's headers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -8,7 +8,7 @@ use std::path::Path;
 
 use super::{Cuda, Failed, check};
 
-/// Function names, each with the number of parameters.
+/// Function names, each with the function's number of parameters.
 type Named = Vec<(String, usize)>;
 type Count = unsafe extern "C" fn(*mut usize, u64) -> c_int;
 
@@ -27,7 +27,7 @@ fn count(name: &CStr) -> Result<Count, Failed> {
 }
 
 impl Cuda {
-    /// Loads a library from a file. Returns the names and numbers of parameters of some of its kernels and of their
+    /// Loads a library from a file. Returns the names and parameter counts of some of its kernels and of the kernels'
     /// functions, and the results of invalid calls.
     pub fn name_functions(&self, file: &Path) -> Result<(Named, Vec<c_int>), Failed> {
         let load = function!(

@@ -61,9 +61,10 @@ pub(super) struct HostNode {
 /// `CUstreamCallback`.
 type StreamCallback = unsafe extern "C" fn(u64, c_int, u64);
 
-/// Sum of the arguments of all host functions called so far. Static, because the function receives only its argument.
+/// Sum of the arguments of the host functions called since the last reset. A static variable, because a host function
+/// receives only its argument.
 static COUNTED: AtomicU64 = AtomicU64::new(0);
-/// Stream of the last callback. Static, because a callback receives only its arguments.
+/// Stream of the last callback. A static variable, because a callback receives only its arguments.
 static CALLER: AtomicU64 = AtomicU64::new(0);
 
 unsafe extern "C" fn count(data: u64) {

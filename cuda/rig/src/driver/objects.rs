@@ -19,7 +19,7 @@ const PINNED_WORDS: usize = 1000;
 /// `CUDA_ARRAY_DESCRIPTOR`: width, height, format of one byte with one channel.
 static ARRAY: [u64; 3] = [64, 4, 1 | 1 << 32];
 
-/// Sum of the arguments passed to [`count`]. Static, because the function receives only its argument.
+/// Sum of the arguments passed to [`count`]. A static variable, because a host function receives only its argument.
 static CALLED: AtomicU64 = AtomicU64::new(0);
 
 unsafe extern "C" fn count(data: u64) {
@@ -39,7 +39,7 @@ pub struct Objects {
     add: u64,
     /// An executable graph, which adds to the first buffer and calls a host function.
     exec: u64,
-    /// The graph's node that adds.
+    /// The kernel node in the graph of `exec`.
     node: u64,
     /// An executable graph from a capture, which adds 3 to the second buffer and calls a host function.
     captured: u64,
@@ -143,8 +143,8 @@ impl Cuda {
         Ok(exec)
     }
 
-    /// Builds a graph that adds 5 to a buffer and calls a host function. Returns the executable graph and the node that
-    /// adds.
+    /// Builds a graph that adds 5 to a buffer and calls a host function. Returns the executable graph and its kernel
+    /// node.
     fn graph_of(&self, add: u64, at: u64) -> Result<[u64; 2], Failed> {
         type Dependencies = *const u64;
         let create = function!(self, c"cuGraphCreate", 12_000, fn(*mut u64, u32));
@@ -327,7 +327,8 @@ impl Objects {
                             }
                             "pointer" => cuda.free(made)?,
                             "pinned" => {
-                                // Clear the address, because the library may keep the memory for later allocations.
+                                // Clear the stored address, because the library may keep the memory for later
+                                // allocations.
                                 (made as *mut u64).add(1).write(0);
                                 check("cuMemFreeHost", unpin(made))?;
                             }

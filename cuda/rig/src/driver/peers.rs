@@ -17,7 +17,7 @@ impl Cuda {
         Ok(cuda)
     }
 
-    /// Returns true if both refer to the same context.
+    /// Returns true if both values refer to the same context.
     pub fn is_same(&self, other: Cuda) -> bool {
         self.context == other.context
     }

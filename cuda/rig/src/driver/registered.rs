@@ -1,4 +1,4 @@
-//! Registered memory, run-time linking, and queries that the guest library handles itself.
+//! Registered memory, run-time linking, and queries that the guest library answers itself.
 //!
 //! UNSAFETY: calls library functions with the signatures from NVIDIA's headers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -12,7 +12,7 @@ use super::{Cuda, Failed, check};
 pub struct Registration {
     /// Results in the order of the calls.
     pub codes: Vec<c_int>,
-    /// Results of `cuPointerGetAttribute` and memory types, during the registration and afterwards.
+    /// Result code and memory type of `cuPointerGetAttribute`, during the registration and after it.
     pub kinds: Vec<(c_int, u32)>,
     /// Set if the memory was copied to the card and back correctly.
     pub is_equal: bool,

@@ -104,7 +104,7 @@ impl Cuda {
         self.raw_function(&raw mut function, module, name.as_ptr()).map(|()| function)
     }
 
-    /// Loads a module from the code with `extra` appended.
+    /// Loads a module from [`TEXT`] with `extra` appended.
     pub(super) fn module_with(&self, extra: &str) -> Result<u64, Failed> {
         self.module(&format!("{TEXT}{extra}"))
     }

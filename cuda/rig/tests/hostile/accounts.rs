@@ -1,4 +1,4 @@
-//! Tests memory and time beyond the accounts. The owner must detect, charge and report both.
+//! Tests programs that use more memory or time than they report. The owner must detect, charge and report the excess.
 
 use std::time::Duration;
 
@@ -70,8 +70,8 @@ fn chunks_with_kept_descriptors_count_until_card_frees_them() {
         }
         raw.say(link, FromTenant::Free { chunks: ids }, 1);
     }
-    // The owner measures the card's free memory around each release. One excess is possible before the measurement, and
-    // a second one if a neighbour releases memory at the same time.
+    // The owner measures the card's free memory before and after each release. The tenant can exceed its quota once
+    // before a measurement, and again if a neighbour releases memory at the same time.
     assert!(got <= 3 * 16, "a tenant of 16 MiB got {got} MiB of the card");
     assert_eq!(refused, Some(Refusal::Quota));
     let view = until_accounts(&mut serving, "the tenant is charged", |view| {

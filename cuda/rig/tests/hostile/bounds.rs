@@ -8,7 +8,7 @@ use cuda_protocol::{FixedKind, FromOwner, FromTenant, Share};
 use crate::support::hostile::*;
 use crate::support::{Rig, describe, owner, owner_by};
 
-/// Owner arguments that disable quanta and idle turn ends; see [`NEVER_IDLE`].
+/// Owner arguments that disable quanta, and keep turns from ending while a program is idle; see [`NEVER_IDLE`].
 const QUIET: [&str; 4] = ["--quanta", "off", NEVER_IDLE[0], NEVER_IDLE[1]];
 
 /// Connects a client that sends `Hello`, opens a token `times` times, and does not read replies.
@@ -139,7 +139,7 @@ fn requests_without_end_do_not_hold_a_neighbour_up() {
     };
     ask(1, bytes, 1000, 20);
     let ask = std::cell::RefCell::new(ask);
-    // A well-behaved client requests the available chunks only once. They are freed when it exits.
+    // A well-behaved client requests the available chunks only once. These chunks are freed when the client exits.
     assert_keeps(
         &mut serving,
         &mut neighbour,

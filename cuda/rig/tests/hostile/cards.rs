@@ -36,7 +36,7 @@ fn tenant_of_second_card_sees_only_that_card_as_first() {
     let plain = cards(&rig, "plain", None);
     assert_eq!(plain["devices"].as_array().map(Vec::len), Some(2), "{plain}");
     assert_eq!(plain["nvml_found"], json!([0, 0, 0, 0]), "{plain}");
-    // The variable selects among the tenant's cards by number or by name. The program sees its value unchanged.
+    // The variable selects among the tenant's cards by index or by UUID. The program sees its value unchanged.
     for seen in [None, Some("0"), Some("0,1"), Some(SECOND)] {
         let found = cards(&rig, "shim", seen);
         assert_eq!(found["devices"], json!([["fake cuda card 1", "0000:02:00.0"]]), "{seen:?}: {found}");

@@ -72,7 +72,7 @@ fn the_library_takes_the_place_of_no_standard_descriptor() {
         assert!(command.arg("closed").arg(&file).status().expect("starts").success());
         std::fs::read_to_string(&file).expect("written")
     };
-    // The driver itself behaves this way.
+    // The library must behave like the driver itself.
     let plain = said(rig.command(PROCESS, "plain"));
     let owner = owner(&rig, 64, &[]);
     assert_eq!(said(as_tenant(&rig, &[])), plain);

@@ -1,4 +1,4 @@
-//! Tests that programs that lie, stop, exit or cannot be killed do not keep turns or memory from others.
+//! Tests that a program cannot keep turns or memory from others, even if it lies, stops, exits, or cannot be killed.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ fn until_turn_ends(serving: &mut Program) {
     });
 }
 
-/// Owner's limit on turns in these tests, in ms.
+/// The owner's time limit for a turn in these tests, in ms.
 const LIMIT_MS: u32 = 1500;
 
 /// Checks that the neighbour never waited longer than the limit on the attacker's turn.
@@ -106,7 +106,7 @@ fn a_connection_of_a_process_that_has_exited_is_refused() {
 #[test]
 fn process_that_abandons_connection_loses_slice_and_memory() {
     let rig = Rig::new(256);
-    // Use a high limit on work, so that it does not end the turn.
+    // Use a high limit on work, so that the limit does not end the turn.
     let limits = ["--quanta", "off", "--max-run-ms", "600000"];
     let mut serving = owner(&rig, 64, &[&limits, &NEVER_IDLE[..]].concat());
     let mut raw = Raw::start(&rig, None);
@@ -128,7 +128,7 @@ fn unkillable_program_of_other_user_is_given_up() {
         return;
     }
     let rig = Rig::new(256);
-    // The privileges of the packaged unit, without `CAP_KILL`.
+    // The privileges of the packaged unit except `CAP_KILL`.
     let without = ["setpriv", "--bounding-set=-kill", "--inh-caps=-kill"];
     let limits = ["--quanta", "off", "--max-run-ms", &LIMIT_MS.to_string()];
     let mut serving = owner_by(&rig, &without, 64, &[&limits, &NEVER_IDLE[..]].concat());
@@ -177,7 +177,7 @@ fn decline(manner: Manner) {
     let (link, _) = raw.hello("a", Through::Itself, Some(manner));
     assert_eq!(raw.allocate(link, 1, 32).len(), 32, "all of the card");
     let mut neighbour = Neighbour::start(&rig, "b", &["--mib", "40"]);
-    // The neighbour gets all its turns while the client declines, and eventually its share of the memory.
+    // While the client declines orders, the neighbour gets all its turns, and eventually its share of the memory.
     assert_has_share(&mut serving, &mut neighbour, 1000);
     let half = |view: &serde_json::Value| account(view, 1, "chunks_on_card") >= 16;
     until_accounts(&mut serving, "the neighbour gets its part of the card", half);
@@ -233,7 +233,7 @@ fn nothing_waits_for_a_program_that_is_stopped_in_its_turn() {
     drop(raw);
     let mut neighbour = Neighbour::begin(&rig, "b", &[]);
     neighbour.works();
-    // The attacker then occupies the card for longer than its limit.
+    // The neighbour works for longer than the stopped program's limit.
     let charged = account(&accounts(&mut serving), 1, "charged_ns");
     until_accounts(&mut serving, "the neighbour works", |view| {
         account(view, 1, "charged_ns") > charged + 4_000_000_000
@@ -337,8 +337,8 @@ fn work_in_a_threads_own_stream_is_waited_for_and_charged() {
     let rig = Rig::new(256);
     let mut serving = owner(&rig, 64, &["--quanta", "off"]);
     let mut neighbour = Neighbour::start(&rig, "b", &[]);
-    // A kernel takes longer than a slice. An event recorded by another thread would complete before it and end the turn
-    // too early.
+    // A kernel takes longer than a slice. An event recorded by another thread would complete before the kernel, and end
+    // the turn too early.
     let mut program = rig.program("a", &["count", "--kernel-us", "40000", "--own"]);
     let us = |program: &mut Program| {
         program.say("how much");
@@ -346,8 +346,8 @@ fn work_in_a_threads_own_stream_is_waited_for_and_charged() {
     };
     us(&mut program);
     let mut shares = Vec::new();
-    // If the host runs the program late after a kernel, it requests its next turn late, and the neighbour works
-    // meanwhile.
+    // If the host runs the program late after a kernel, the program requests its next turn late, and the neighbour
+    // works meanwhile.
     let is_fair = (0..ROUNDS).any(|_| {
         let (before, used_before) = (accounts(&mut serving), us(&mut program));
         neighbour.during(Duration::from_secs(2));
@@ -372,7 +372,8 @@ fn work_in_a_threads_own_stream_is_waited_for_and_charged() {
 fn unsuspendable_program_does_not_block_other_suspensions() {
     let rig = Rig::new(256);
     let limits = ["--quanta", "off", "--suspend", "--max-run-ms", "1000", "--patience-ms", "6000"];
-    // Disable idle turn ends, which could end a program's turn before it stalls on a busy host.
+    // Keep turns from ending while a program is idle, because a turn could end before the program stalls on a busy
+    // host.
     let mut serving = owner(&rig, 64, &[&limits[..], &NEVER_IDLE].concat());
     let stuck = |tenant| {
         let mut program = rig.program(tenant, &["stall", "--mib", "8"]);

@@ -117,14 +117,14 @@ pub fn pair() -> Rig {
     rig(|rig| card(rig, "fake", "") + &tenant("a", "fake", "") + &tenant("b", "fake", "time.weight = 300\n"))
 }
 
-/// Runs a command that must succeed.
+/// Runs a command that must succeed. Returns its output.
 pub fn good(rig: &Rig, arguments: &[&str]) -> String {
     let output = ctl(rig, arguments);
     assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Runs a command that must fail with the exit code `code`. Returns its output.
+/// Runs a command that must fail with the exit code `code`. Returns its error output.
 pub fn bad(rig: &Rig, code: i32, arguments: &[&str]) -> String {
     let output = ctl(rig, arguments);
     let text = String::from_utf8_lossy(&output.stderr).into_owned();

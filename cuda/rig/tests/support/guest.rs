@@ -16,7 +16,8 @@ pub struct Loopback {
     control: PathBuf,
 }
 
-/// Permits workers to access the fake card's folder and the libraries, which are symbolic links.
+/// Permits workers to modify the fake card's folder, and to read the folder to which the libraries' symbolic links
+/// refer.
 fn permit_fake(rig: &Rig, command: &mut Command) {
     let libraries = rig.fake.parent().expect("a folder");
     command.arg("--writable").arg(rig.folder.path().join("card")).arg("--readable").arg(libraries);

@@ -85,8 +85,8 @@ impl Neighbour {
 const MIN_SHARE_KEPT: f64 = 0.96;
 /// Minimum duration of each round.
 const MIN_ROUND_TIME: Duration = Duration::from_millis(250);
-/// Minimum and maximum number of rounds of each kind. On a busy host, single rounds differ by more than the rule
-/// permits.
+/// Minimum and maximum number of rounds of each kind. On a busy host, single rounds differ by more than
+/// [`MIN_SHARE_KEPT`] permits.
 const ROUND_LIMITS: std::ops::RangeInclusive<u32> = 2..=16;
 
 /// The neighbour's progress in several rounds, with the time that the owner charged to it and the elapsed time on the
@@ -107,12 +107,12 @@ impl Gains {
         self.report.card_us as f64 / (self.report.ms * 1e3)
     }
 
-    /// Returns the fraction of late replies. Each request counts as two, because it is followed by a memory query.
+    /// Returns the fraction of late replies. Each request counts as two replies, because a memory query precedes it.
     fn late(&self) -> f64 {
         self.report.late as f64 / (2.0 * self.report.requests.max(1) as f64)
     }
 
-    /// Returns the reason if the neighbour did not keep its share during an attack.
+    /// Compares the neighbour's progress during an attack with the control. Returns the reason if it is insufficient.
     fn fault(&self, control: &Self) -> Option<String> {
         let turns = (self.turns(), control.turns());
         let card = (self.card(), control.card());
@@ -243,7 +243,7 @@ pub struct Raw {
 }
 
 impl Raw {
-    /// Starts a process. If `uid` is set, it runs as that user, which requires root.
+    /// Starts a process. If `uid` is set, the process runs as that user, which requires root.
     pub fn start(rig: &Rig, uid: Option<u32>) -> Self {
         let mut command = rig.command(env!("CARGO_BIN_EXE_cuda-raw"), "plain");
         command.arg("--socket").arg(rig.socket());
@@ -282,7 +282,7 @@ impl Raw {
         assert!(matches!(answer, Answer::Done), "{answer:?}");
     }
 
-    /// Launches a kernel of `ms` milliseconds without the owner, and leaves it in flight.
+    /// Launches a kernel of `ms` milliseconds bypassing the owner, and leaves it in flight.
     pub fn launch(&mut self, ms: u64) {
         let answer = self.ask(&Command::Launch { ms });
         assert!(matches!(answer, Answer::Done), "{answer:?}");

@@ -23,7 +23,7 @@ pub struct Rig {
     pub context_mib: u64,
     /// Number of cards.
     pub cards: u64,
-    /// NVLink connections between the cards, in the form of the fake driver.
+    /// NVLink connections between the cards, in the fake driver's format.
     pub nvlinks: &'static str,
     /// Set to record kernels in the card's folder.
     pub records: bool,
@@ -51,7 +51,7 @@ pub fn host_has_driver(rig: &Rig) -> bool {
 }
 
 impl Rig {
-    /// Creates a card with `mib` MiB of memory.
+    /// Creates a rig with one card of `mib` MiB.
     pub fn new(mib: u64) -> Self {
         let memory = Path::new("/dev/shm");
         let folder = if memory.exists() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
@@ -111,7 +111,7 @@ impl Rig {
         Program::start(command.args(arguments))
     }
 
-    /// Returns the card's free memory in MiB, as reported by a program without a tenant.
+    /// Returns a line with the card's free and total memory in MiB, as reported by a program without a tenant.
     pub fn free(&self) -> String {
         let output = self.command(PROGRAM, "plain").arg("look").output().expect("starts");
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
@@ -136,7 +136,7 @@ impl Rig {
         if broken { std::fs::write(path, "") } else { std::fs::remove_file(path) }.expect("the test's own executable");
     }
 
-    /// Sets if processes that were restored on a card can import memory.
+    /// Allows or prevents memory imports by processes that were restored on a card.
     pub fn set_importable(&self, card: u64, importable: bool) {
         let path = self.card_folder(card).join("unimportable");
         if importable { std::fs::remove_file(path) } else { std::fs::write(path, "") }.expect("the test's own file");
@@ -147,7 +147,7 @@ impl Rig {
         if card == 0 { first } else { first.join(format!("card-{card}")) }
     }
 
-    /// Waits until the card is unused.
+    /// Waits until all of the card's memory is free.
     pub fn until_free(&self) {
         let all = format!("free={}", self.mib);
         // TIMEOUT: only a failing test waits this long.
@@ -210,8 +210,8 @@ impl Program {
         self.input = None;
     }
 
-    /// Closes the program's standard input, reads until a line that is not a progress line, and checks that the program
-    /// exits successfully.
+    /// Closes the program's standard input, and checks that the program exits successfully. Returns its next line that
+    /// is not a progress line.
     pub fn end(mut self) -> String {
         self.input = None;
         let last = loop {
@@ -224,7 +224,7 @@ impl Program {
         last
     }
 
-    /// Returns the rest of the program's output.
+    /// Returns a reader for the rest of the program's output.
     pub fn output(&mut self) -> &mut impl std::io::Read {
         &mut self.output
     }
@@ -235,7 +235,7 @@ impl Program {
     }
 }
 
-/// Starts a `cuda-owner serve` with tenants `a` and `b`, and waits until it is ready.
+/// Starts `cuda-owner serve` with tenants `a` and `b`, and waits until it is ready.
 pub fn owner(rig: &Rig, card_mib: u64, arguments: &[&str]) -> Program {
     owner_by(rig, &[], card_mib, arguments)
 }
@@ -272,7 +272,7 @@ pub fn settled(rig: &Rig, owner: Program) -> serde_json::Value {
     describe(owner)
 }
 
-/// Returns a tenant's number of chunks on the card and in host memory.
+/// Returns the number of a tenant's chunks, on the card and in host memory together.
 pub fn chunks(view: &serde_json::Value, tenant: usize) -> u64 {
     let number = |key: &str| view["tenants"][tenant][key].as_u64().expect("a number");
     number("chunks_on_card") + number("chunks_in_host")

@@ -1,4 +1,4 @@
-//! A daemon that runs as a service, with VMs whose programs use CUDA. The test is the guest's driver and program.
+//! A daemon that runs as a service, with VMs whose programs use CUDA. The test acts as the guest's driver and program.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use super::daemon::{card, json, owner_pids, tenant};
 use super::virtio::{Driver, LIMIT, blob, context, doorbell, map, until};
 use super::{Rig, built};
 
-/// Offsets of the blobs in the window.
+/// Offsets of a program's blobs from its base in the window (`base`).
 pub const CONTROL: u64 = 0;
 pub const RING: u64 = 16 << 20;
 pub const PINNED: u64 = 32 << 20;
@@ -28,12 +28,12 @@ pub struct Service {
 }
 
 impl Service {
-    /// Starts a daemon with a VM, and with a tenant on a card.
+    /// Starts a daemon with a VM and a tenant on one card.
     pub fn start(orphan_timeout_s: u64) -> Self {
         Self::start_with(orphan_timeout_s, "")
     }
 
-    /// Starts such a daemon with additional keys for the card.
+    /// Starts a daemon as [`Self::start`] does, with additional configuration keys for the card.
     pub fn start_with(orphan_timeout_s: u64, keys: &str) -> Self {
         Self::with(1, |rig| {
             let worker = worker(rig, 1);
@@ -43,7 +43,7 @@ impl Service {
         })
     }
 
-    /// Starts a daemon with these tables, on a machine with a number of cards.
+    /// Starts a daemon with these configuration tables, on a machine with `cards` cards.
     pub fn with(cards: u64, tables: impl FnOnce(&Rig) -> String) -> Self {
         let mut rig = super::daemon::rig(tables);
         rig.cards = cards;
@@ -66,7 +66,7 @@ impl Service {
         self.daemon = spawn(&self.rig, &self.manager);
     }
 
-    /// Starts the next program to take over. Returns the new program's process.
+    /// Upgrades the daemon. Returns the next daemon's process ID.
     pub fn upgrade(&mut self) -> i32 {
         let info = json(&self.rig, &["daemon", "upgrade"]);
         assert!(self.daemon.wait().expect("ended").success());
@@ -98,7 +98,7 @@ impl Drop for Service {
     }
 }
 
-/// Adds the host memory of one window to a card.
+/// Adds the host memory of one window to a card's configuration.
 pub fn with_window(card: &str) -> String {
     card.replace("memory.host_mib = 128\n", "memory.host_mib = 1152\n")
 }
@@ -114,7 +114,7 @@ pub fn spawn(rig: &Rig, manager: &ServiceManager) -> Child {
     child
 }
 
-/// Writes a program that starts the worker with the fake cards in its environment.
+/// Writes a script that starts the worker with the fake cards in its environment.
 pub fn worker(rig: &Rig, cards: u64) -> PathBuf {
     let path = rig.folder.path().join("worker");
     let card = rig.folder.path().join("card");
@@ -152,7 +152,7 @@ pub fn begin(driver: &mut Driver, id: u32) {
     until("the worker is ready", || driver.load(base + control::STATE) == state::READY);
 }
 
-/// Returns the worker processes of a rig.
+/// Returns the process IDs of a rig's workers.
 pub fn workers(rig: &Rig) -> Vec<i32> {
     let named = rig.folder.path().join("card").display().to_string();
     let is_ours = |process: &std::fs::DirEntry| {
@@ -171,12 +171,12 @@ pub fn is_alive(pid: i32) -> bool {
     test_kill_process(Pid::from_raw(pid).expect("a process")).is_ok() && !stat.contains(") Z ")
 }
 
-/// Returns the owner's process.
+/// Returns the owner's process ID.
 pub fn owner_of(service: &Service) -> i32 {
     *owner_pids(service.daemon.id()).first().expect("an owner")
 }
 
-/// The ring of a program, whose messages have replies.
+/// A program's ring. Each message requests a reply.
 pub struct Calls {
     program: u32,
     head: u64,
@@ -210,7 +210,7 @@ impl Calls {
         driver.load(base(self.program) + CONTROL + control::STATE) == state::LOST
     }
 
-    /// Executes a described call that must succeed. Returns the first word of its results.
+    /// Executes a call that must succeed. Returns the first word of its results.
     pub fn call(&mut self, driver: &mut Driver, name: &str, words: &[u64]) -> u64 {
         let op = CALLS.iter().position(|call| call.name == name).expect("described");
         let (code, result) = self.send(driver, u16::try_from(op).expect("small"), words);
@@ -218,12 +218,12 @@ impl Calls {
         result
     }
 
-    /// Starts the first program with memory that contains a word. Returns the address.
+    /// Starts the first program with memory that contains a word. Returns the program's calls and the address.
     pub fn start(driver: &mut Driver, word: u64) -> (Self, u64) {
         Self::start_with(driver, 1, 4096, word)
     }
 
-    /// Starts a program with memory that contains a word. Returns the address.
+    /// Starts a program with memory that contains a word. Returns the program's calls and the address.
     pub fn start_with(driver: &mut Driver, program: u32, bytes: u64, word: u64) -> (Self, u64) {
         let mut calls = Self { program, head: 0, count: 0, context: 0 };
         let words = [cuda_ring::VERSION, CALLS.len() as u64, 4242];

@@ -41,7 +41,7 @@ impl Driver {
         let window = client.map_region(4).expect("mapped");
         let mut driver = Self { client, ram, window, _interrupts: interrupts, available: 0, used: 0 };
         driver.client.write(CONFIG, 4, &6u16.to_le_bytes()).expect("written");
-        // As drivers do: the device may still be resetting, because its previous driver has disconnected.
+        // Wait for the reset, as drivers do: it may still be in progress after the previous driver has disconnected.
         driver.client.write(0, 0x14, &[0]).expect("written");
         until("the device is reset", || driver.status() == 0);
         let registers: [(u64, &[u8]); 9] = [

@@ -52,7 +52,7 @@ made!(ctx_create_v4(parameters: *const c_void, flags: u32));
 fn ends(context: Object) {
     let (shim, context) = (shim(), context as u64);
     let card = shim.of_context(context).unwrap_or(shim.current());
-    // This also destroys the context's streams.
+    // Destroying the context also destroys its streams.
     shim.stream_ends(None);
     peers::ends(|pair| pair.from.0 == context || pair.to.0 == context);
     card.contexts.forget(context);

@@ -1,7 +1,7 @@
 //! Driver functions that count, find or name devices. A program does not see the cards that the driver shows only for a
 //! later move (`program-cards`).
 //!
-//! UNSAFETY: forwards calls, also with unknown signatures.
+//! UNSAFETY: forwards calls, including calls with unknown signatures.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::{c_char, c_int, c_void};
@@ -55,7 +55,7 @@ unsafe extern "C" fn export_table(to: *mut *const c_void, uuid: *const [u8; 16])
     }
 }
 
-/// Returns the function that executes a call: the driver's or this library's, or one that refuses a hidden device.
+/// Returns the function that executes a call: the driver's or this library's, or one that rejects a hidden device.
 pub extern "C" fn target(index: usize, registers: *const u64, stack: *const u64) -> *mut () {
     // SAFETY: the stub passes the arguments of a call of this function.
     match unsafe { calls::refusal(index, Arguments::new(registers, stack)) } {

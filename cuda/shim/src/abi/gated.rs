@@ -62,7 +62,7 @@ fn enter_on(shim: &Shim, card: &Card, index: usize, arguments: Arguments) -> u64
     let measured = pacing.wait(captures, &card.gate, || stream(index, arguments));
     let held = !measured || card.gate.is_closed();
     let stripe = card.pass();
-    // A slice that began while this thread was blocked may use another mode.
+    // A slice that began while this thread was blocked may have enabled or disabled measuring.
     if pacing.run_ahead.is_active() {
         pacing.run_ahead.begin(captures, stream(index, arguments), held);
     }

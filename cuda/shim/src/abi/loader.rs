@@ -57,8 +57,8 @@ fn load(settings: &Settings) {
     }
 }
 
-/// Loads the library from the path `named` or else by its name `name`, and records its functions for `symbols`. Returns
-/// true if the library was found.
+/// Loads the library from the path `named`, or else searches for the file `name`, and records its functions for
+/// `symbols`. Returns true if the library was found.
 pub fn library(name: &str, named: Option<PathBuf>, symbols: Range<usize>) -> bool {
     let library = candidates(name, named).find_map(|path| open(&path));
     if library.is_none() {
@@ -94,7 +94,8 @@ fn open(path: &Path) -> Option<*mut c_void> {
     Some(library)
 }
 
-/// Returns the candidate paths of the real library `name` in the loader's search order, except this library.
+/// Returns the candidate paths of the real library `name` in the loader's search order, excluding this library's own
+/// file.
 fn candidates(name: &str, named: Option<PathBuf>) -> impl Iterator<Item = PathBuf> {
     let own = own_file();
     let searched = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();

@@ -62,8 +62,8 @@ struct MemoryV2 {
     used: u64,
 }
 
-/// Returns the function that implements a symbol in this process or in a child: NVML works in a child that initializes
-/// it again. The first call loads the real library and fills its slots.
+/// Returns the function that implements a symbol, also in a forked child, because NVML works in a child that
+/// initializes it again. The first call loads the real library and fills its slots.
 pub fn resolve(index: usize) -> *mut () {
     if super::prepare().is_some_and(|shim| shim.libraries.nvml.run(|| load(&shim.settings))) {
         stubs::get(index)

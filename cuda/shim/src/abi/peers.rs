@@ -57,7 +57,7 @@ unsafe extern "C" fn disable(peer: Object) -> c_int {
     result
 }
 
-/// Revokes access for the pairs that match `is_it`.
+/// Removes the pairs that match `is_it`, and revokes access between devices that have no other pair.
 pub fn ends(is_it: impl Fn(&Pair) -> bool) {
     let shim = shim();
     for (from, to) in shim.peers.remove(is_it) {

@@ -30,7 +30,7 @@ pub fn ours(index: usize) -> Option<*mut ()> {
     devices::ours(index).or_else(|| within(index))
 }
 
-/// Returns this library's replacement for a call that names no hidden device, if it has one.
+/// Returns this library's replacement for a call that does not name a hidden device, if it has one.
 pub fn within(index: usize) -> Option<*mut ()> {
     let present =
         || NAMES_MEMORY.get(index).is_some_and(|names| *names).then(|| PRESENTS.get(index).map(|f| *f as *mut ()));

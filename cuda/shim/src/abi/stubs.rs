@@ -109,7 +109,7 @@ fn changes_graph(index: usize) -> bool {
 extern "C" fn present(index: usize) -> *mut () {
     let shim = shim();
     if !shim.is_single() && changes_graph(index) {
-        // A node may copy between cards, or run on a different card than the launch.
+        // A node may copy between cards, or run on a card other than that of the launch.
         shim.allow_cross_access();
     }
     shim.present();

@@ -23,11 +23,11 @@ use crate::link::Terms;
 use crate::log::report;
 use program_cards::identities;
 
-/// Interval at which a program that has left its card looks for an owner.
-// TIMEOUT: the daemon passes a tenant on within milliseconds, and the program waits meanwhile.
+/// Interval between a program's attempts to connect to an owner after it has left its card.
+// TIMEOUT: the daemon hands a tenant over within milliseconds, and the program waits meanwhile.
 const LEFT_RETRY: Duration = Duration::from_millis(5);
-/// Time without an owner after which a program that has left its card continues there.
-// TIMEOUT: the daemon gives up a move earlier, and the first owner serves the program again then.
+/// Time without an owner after which a program that has left its card continues on that card.
+// TIMEOUT: the daemon abandons a move earlier, and the first owner then serves the program again.
 const LEFT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit for the work in flight of a program that runs without an owner and must leave its card.
 // TIMEOUT: the limit is the same as for an owner's orders.
@@ -43,7 +43,7 @@ pub(super) struct Departure {
     asked_on: Option<[u8; 16]>,
     /// Time until which a program that could not move stays on its card.
     stays_until: Option<Instant>,
-    /// Card on which the program is but cannot import its chunks.
+    /// Card to which the driver has moved the program, but on which the program cannot import its chunks.
     unusable: Option<[u8; 16]>,
 }
 
@@ -76,7 +76,7 @@ fn import_result(chunk: &ChunkDescriptor) -> c_int {
 pub(super) fn tell_seen(connection: &Connection, version: u16, terms: &Terms) {
     if version >= VERSION_VISIBLE_CARDS && !terms.seen.is_empty() {
         let uuids = terms.seen.iter().take(MAX_SEEN).copied().collect();
-        // Without this message, the program cannot move.
+        // Ignore errors: without this message, the program merely cannot move.
         let _ = connection.send(&FromTenant::Sees { uuids }, &[]);
     }
 }
@@ -135,8 +135,9 @@ impl Agent {
         identities::uuid(i32::try_from(ordinal).ok()?)
     }
 
-    /// Leaves for the card of a new owner, unless the program is there. Returns the UUID of that card if the owner now
-    /// makes the driver move the program, and `None` if this is not possible; the connection is then of no use.
+    /// Leaves the current card for a new owner's card, unless the program is already there. Returns the UUID of that
+    /// card if the owner now makes the driver move the program, `Some(None)` if no move is needed, and `None` if the
+    /// connection must be abandoned.
     pub(super) fn set_out(&mut self, connection: &Connection, welcome: &Welcome) -> Option<Option<[u8; 16]>> {
         let (Some(target), true) = (welcome.cards.first(), self.shim.is_single()) else { return Some(None) };
         if self.departure.asked_on.is_none() {
@@ -168,7 +169,7 @@ impl Agent {
         loop {
             match connection.receive().map(|received| received.message) {
                 Ok(FromOwner::Fetched) => break,
-                // The owner has let the program continue on its card.
+                // The owner has let the program continue on its current card.
                 Ok(FromOwner::Goodbye(End::Moved)) => {
                     self.departure.asked_on = None;
                     return false;
@@ -187,7 +188,7 @@ impl Agent {
         if code != SUCCESS {
             report!("chunks cannot be imported on the other card: CUDA error {code}");
             let _ = connection.send(&FromTenant::Unusable { code }, &[]);
-            // Closing the connection with unread messages would discard this one.
+            // Closing the connection with unread messages would discard this message.
             while !matches!(connection.receive().map(|received| received.message), Ok(FromOwner::Goodbye(_)) | Err(_)) {
             }
         }

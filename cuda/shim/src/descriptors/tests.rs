@@ -1,4 +1,4 @@
-//! Tests of descriptor numbers.
+//! Tests the numbers of the library's descriptors.
 //!
 //! UNSAFETY: forks.
 #![allow(unsafe_code, reason = "see UNSAFETY")]

@@ -125,8 +125,8 @@ impl<'a> Operations<'a> {
         }
     }
 
-    /// Requests chunks on a card, and passes the chunks or the rejection to `take`. Chunks that `take` returns go back
-    /// to the owner.
+    /// Requests chunks on a card, and passes the chunks or the rejection to `take`. Chunks that `take` returns are
+    /// returned to the owner.
     pub fn obtain(
         self,
         card: u8,
@@ -171,15 +171,15 @@ impl<'a> Operations<'a> {
         self.give_back(back);
     }
 
-    /// Runs `work` with the memory, while no part of the memory moves.
+    /// Runs `work` with the memory locked, so that no part of it moves.
     pub fn with<T>(self, work: impl FnOnce(&mut ChunkMemory) -> T) -> T {
         work(&mut self.lock())
     }
 
-    /// Runs `attempt`, and repeats it if it runs out of memory but some can be freed without the owner.
+    /// Runs `attempt`, and repeats it if it runs out of memory and memory can be freed without the owner.
     pub fn persist<T>(self, attempt: impl Fn() -> Result<T, c_int>) -> Result<T, c_int> {
         let mut done = attempt();
-        // First free the memory that does not wait for work.
+        // First free only memory that no work uses.
         for wait in [false, true] {
             if matches!(done, Err(OUT_OF_MEMORY)) && (self.free_released(wait) | (wait && self.trim())) {
                 done = attempt();
@@ -188,8 +188,8 @@ impl<'a> Operations<'a> {
         done
     }
 
-    /// Waits for all work of the context, and frees the allocation at `address`. Returns false if the memory does not
-    /// belong to this library.
+    /// Waits for all work in the current context, and frees the allocation at `address`. Returns false if the memory
+    /// does not belong to this library.
     pub fn free(self, address: Address) -> bool {
         let mut guard = self.lock();
         let memory = &mut *guard;
@@ -450,9 +450,9 @@ impl<'a> Operations<'a> {
     }
 
     /// Reports all chunks through `tell`, in parts with a flag that is set if more parts follow, and then calls
-    /// `connected` with the descriptor of one of them. Returns false as soon as a report or `connected` fails. No chunk
-    /// is allocated or freed in between. From `connected` on, the program therefore refers only to chunks that the
-    /// owner knows.
+    /// `connected` with the descriptor of one chunk, if any. Returns false as soon as a report or `connected` fails. No
+    /// chunk is allocated or freed in between. From `connected` on, the program therefore refers only to chunks that
+    /// the owner knows.
     pub fn adopted(
         self,
         mut tell: impl FnMut(Vec<Adopted>, Vec<ChunkDescriptor>, bool) -> bool,

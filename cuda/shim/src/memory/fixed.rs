@@ -93,7 +93,8 @@ impl Operations<'_> {
         self.return_counted(ended);
     }
 
-    /// Returns true if allocations from a pool may be shared, so that the driver must allocate them.
+    /// Returns true if allocations from a pool may be shared with other processes, in which case the driver must
+    /// allocate them.
     pub fn is_exported_pool(self, pool: Object) -> bool {
         self.memory.fixed.pools().contains(&(pool as u64))
     }
@@ -194,12 +195,12 @@ impl Operations<'_> {
         self.memory.fixed.handles().retain(handle);
     }
 
-    /// Records that a driver handle's memory is bound to an object, which keeps it alive.
+    /// Records that a driver handle's memory is bound to an object. The binding keeps the memory alive.
     pub fn bound_fixed(self, target: Target, handle: Handle) {
         self.memory.fixed.handles().bind(target, handle);
     }
 
-    /// Removes all memory bindings of a target.
+    /// Removes all memory bindings of the targets that match `is_it`.
     pub fn unbound_fixed(self, is_it: impl Fn(Target) -> bool) {
         let ended = self.memory.fixed.handles().unbind(is_it);
         self.return_counted(ended);

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::driver::{Address, Handle};
 
-/// An object, other than an address, that memory is bound to: an array, or an offset in a multicast object.
+/// An object to which memory can be bound, other than an address range: an array, or an offset in a multicast object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Target {
     /// Handle of a sparse array.

@@ -94,7 +94,7 @@ fn allocates(node: Object, depth: u32) -> Option<u64> {
 
 impl Operations<'_> {
     /// Reports to the owner how much the driver's memory for graphs on the current card has changed since the last
-    /// call. Returns true if the owner permits it.
+    /// call. Returns true if the owner permits the change.
     pub fn count_graphs(self) -> bool {
         let Some((device, card)) = self.link.current_card() else { return true };
         let mut counted = self.memory.graphs.counted.lock().unwrap_or_else(PoisonError::into_inner);
@@ -133,7 +133,7 @@ impl Operations<'_> {
         self.any_graphs() && self.memory.graphs.allocating().contains(&(graph as u64))
     }
 
-    /// Records a new executable graph.
+    /// Records whether a new executable graph allocates memory.
     pub fn add_graph(self, graph: Object, allocates: bool) {
         let mut graphs = self.memory.graphs.allocating();
         if allocates {

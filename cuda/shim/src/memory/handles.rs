@@ -1,8 +1,8 @@
 //! Handles and mappings of programs that manage their own virtual memory.
 //!
 //! This library assigns the handle numbers. A handle is backed by the owner's chunks and, if its size is not a multiple
-//! of the chunk size, by a driver allocation for the remainder. Each of these pieces is mapped separately within a
-//! mapping of the program. As with the driver, the program sets the access permissions of each mapping.
+//! of the chunk size, by a driver allocation for the remainder. When the program maps the handle, each of these pieces
+//! is mapped separately. As with the driver, the program sets the access permissions of each mapping.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_int;
@@ -16,15 +16,15 @@ use crate::driver::{Access, Address, Handle, INVALID_VALUE, NOT_SUPPORTED, SUCCE
 /// `CUmemAllocationProp`.
 pub type Property = [c_int; 8];
 
-/// First handle number of this library, outside the addresses that the driver uses as handles. The bits from [`CARD`]
-/// on contain the card's number.
+/// First handle number of this library, outside the addresses that the driver uses as handles. The bits starting at
+/// [`CARD`] contain the card's number.
 const FIRST: Handle = 0x6d65_6400_0000_0000;
 /// Bit position of the card number in a handle.
 const CARD: u32 = 32;
 /// Mask of the card number.
 const CARDS: Handle = 0xff;
 
-/// Driver functions that handles need.
+/// Driver functions that [`Handles`] calls.
 pub trait Pages {
     /// Imports memory from a file descriptor.
     fn import(&mut self, descriptor: BorrowedFd<'_>) -> Option<Handle>;
@@ -65,9 +65,9 @@ pub struct Piece {
 pub struct Freed {
     pub card: u8,
     pub chunks: Vec<ChunkId>,
-    /// Size of the driver allocations in bytes.
+    /// Size of the driver allocations that were not exported, in bytes.
     pub fixed: u64,
-    /// Part of `fixed` that may have been exported, in bytes.
+    /// Size of the driver allocations that may have been exported, in bytes.
     pub exported: u64,
 }
 
@@ -113,7 +113,7 @@ pub enum Cover {
     None,
     /// The range contains only complete mappings.
     Whole,
-    /// The range contains only part of a mapping.
+    /// The range contains a part of a mapping.
     Part,
 }
 
@@ -163,7 +163,7 @@ impl Handles {
         handle
     }
 
-    /// Returns true if a number may be a handle of this library, which must not be passed to the driver.
+    /// Returns true if a number may be a handle of this library. Such a handle must not be passed to the driver.
     pub fn is_ours(handle: Handle) -> bool {
         handle & !(CARDS << CARD | 0xffff_ffff) == FIRST
     }

@@ -32,7 +32,7 @@ struct Foreign {
     chunk_bytes: u64,
     /// Size of the other process's allocation in bytes.
     bytes: u64,
-    /// Number of times the memory was opened.
+    /// Number of times that the memory was opened and not closed again.
     count: u32,
     pieces: Vec<(Handle, Backing)>,
 }
@@ -78,7 +78,8 @@ impl Token {
         Some(Self { share, offset: word(40)?, bytes: word(48)?, chunks: u32::from_le_bytes(chunks), card })
     }
 
-    /// Returns true if the allocation is within its chunks. Must be checked, because handles come from other processes.
+    /// Returns true if the allocation is within its chunks. The caller must check this, because handles come from other
+    /// processes.
     pub fn fits(&self, chunk_bytes: u64) -> bool {
         let all = u64::from(self.chunks).saturating_mul(chunk_bytes);
         self.bytes > 0 && self.offset < chunk_bytes && self.offset.saturating_add(self.bytes) <= all

@@ -62,7 +62,7 @@ impl Region {
         Self { access, card, base, bytes, chunk_bytes, arena, spare, slots, away }
     }
 
-    /// Returns the driver device.
+    /// Returns the card's driver device.
     pub fn device(&self) -> c_int {
         self.access.first().copied().unwrap_or(-1)
     }
@@ -166,7 +166,7 @@ impl Region {
         self.away.extend(numbers);
     }
 
-    /// Imports a descriptor and maps it at an unmapped chunk.
+    /// Imports a descriptor, and maps its memory at the address of an unmapped chunk.
     fn attach(&self, pages: &mut impl Pages, number: u32, descriptor: &ChunkDescriptor) -> Option<Handle> {
         let handle = pages.import(descriptor.as_fd())?;
         if pages.map(self.address(number), self.chunk_bytes, handle) == SUCCESS {

@@ -75,8 +75,8 @@ fn load(args: &Args, link: &Link) -> Result<Driver, Failure> {
         return load_driver(&args.library);
     }
     let sandbox = Sandbox::enter(&args.restrictions()).map_err(refused)?;
-    // Initializing a driver may take long, and no other thread reads the link meanwhile. A worker that survives its
-    // daemon handles a closed link afterwards.
+    // Initializing a driver may take a long time, and no other thread reads the link meanwhile. A worker that survives
+    // its daemon handles a closed link afterwards.
     if args.rejoin.is_none() {
         let watched = link.try_clone().map_err(|error| (Reason::Sandbox, error.into()))?;
         std::thread::spawn(move || end_with(&watched));

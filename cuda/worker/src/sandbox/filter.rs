@@ -1,8 +1,8 @@
 //! The worker's system call filter.
 //!
 //! Several filters are installed, and the kernel uses the strictest result. One filter returns `EPERM` for calls that
-//! libraries try but do not need. Another filter allows a list of calls, some of them conditionally, and sends `SIGSYS`
-//! for all others.
+//! libraries try but do not need, and one returns `ENOSYS` for `clone3`. Another filter allows a list of calls, some of
+//! them conditionally, and sends `SIGSYS` for all others.
 
 use std::collections::BTreeMap;
 
@@ -174,7 +174,7 @@ const REFUSED: &[i64] = &[
     libc::SYS_inotify_init1,
 ];
 
-/// Operations of `prctl` that concern the thread's name, its timer slack, and the names of memory areas.
+/// Operations of `prctl` that set or return the thread's name, or set its timer slack or the names of memory areas.
 const PRCTL: [libc::c_int; 4] = [libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_TIMERSLACK, libc::PR_SET_VMA];
 /// Commands of `fcntl` that make the kernel send signals to a process of the caller's choice.
 const SIGNAL_COMMANDS: [i32; 3] = [libc::F_SETOWN, F_SETSIG, F_SETOWN_EX];
@@ -194,7 +194,7 @@ const NAMESPACES: i32 = libc::CLONE_NEWNS
     | libc::CLONE_NEWNET
     | libc::CLONE_NEWCGROUP;
 
-/// Rules by call. A call matches if one of its rules matches, or if it has no rules.
+/// Rules, keyed by system call. A call matches if one of its rules matches, or if it has no rules.
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
 /// A condition: argument index, comparison and value.
@@ -207,7 +207,7 @@ fn rule(conditions: &[Condition]) -> Result<SeccompRule, BackendError> {
     SeccompRule::new(made.collect::<Result<_, _>>()?)
 }
 
-/// Creates a rule for 32-bit arguments, whose upper half the kernel ignores.
+/// Creates a rule that compares only the lower 32 bits of the arguments, because the kernel ignores the upper half.
 fn short_rule(conditions: &[Condition]) -> Result<SeccompRule, BackendError> {
     let made = conditions.iter().map(|(argument, comparison, value)| {
         SeccompCondition::new(*argument, SeccompCmpArgLen::Dword, comparison.clone(), *value)
@@ -237,7 +237,8 @@ fn allowed(addresses: Addresses) -> Result<Rules, BackendError> {
     let own_spaces = (0, MaskedEq(NAMESPACES as u64), 0);
     rules.insert(libc::SYS_clone, vec![rule(&[(0, MaskedEq(thread), thread), own_spaces])?, process_clone()?]);
     rules.insert(libc::SYS_clone3, Vec::new());
-    // Allow signals to the process itself, including those about descriptors.
+    // Allow signals only to the process itself. Reject commands and requests that let the kernel send signals to a
+    // chosen process or simulate input.
     let commands = SIGNAL_COMMANDS.map(|command| (1, Ne, command as u64));
     rules.insert(libc::SYS_fcntl, vec![short_rule(&commands)?]);
     let requests = SIGNAL_REQUESTS.map(|request| (1, Ne, request as u64));

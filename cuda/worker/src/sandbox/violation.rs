@@ -26,9 +26,9 @@ const ARGUMENTS: [c_int; 3] = [libc::REG_RDI, libc::REG_RSI, libc::REG_RDX];
 /// Standard error.
 const STDERR: c_int = 2;
 
-/// Stored addresses. Static, because a signal handler has no user argument.
+/// Stored addresses. A static variable, because a signal handler has no user argument.
 static ADDRESSES: OnceLock<Addresses> = OnceLock::new();
-/// Descriptor of the connection to the device. Static, because a signal handler has no user argument.
+/// Descriptor of the connection to the device. A static variable, because a signal handler has no user argument.
 static LINK: AtomicI32 = AtomicI32::new(-1);
 
 /// `siginfo_t` of a `SIGSYS` signal.

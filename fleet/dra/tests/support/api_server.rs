@@ -1,5 +1,4 @@
-//! An API server for one driver, which stores objects, validates them against the published types, and records
-//! requests.
+//! An API server for one driver. It stores objects, validates them against the published types, and records requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -22,7 +21,7 @@ use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 
-/// A verb and a resource, as in an RBAC role.
+/// A verb, an API group, and a resource, as in an RBAC role.
 pub type Call = (&'static str, &'static str, &'static str);
 
 #[derive(Default)]
@@ -41,12 +40,12 @@ struct Objects {
     broken: bool,
 }
 
-/// The server.
+/// A handle to the server. All clones share the server's objects.
 #[derive(Clone, Default)]
 pub struct ApiServer(Arc<Mutex<Objects>>);
 
-/// A Kubernetes type, in the newest version in the `k8s-openapi` crate and in version 1.34, the oldest supported
-/// version.
+/// A Kubernetes type, as defined by the newest version in the `k8s-openapi` crate and by version 1.34, the oldest
+/// supported version.
 pub trait Published: DeserializeOwned + Serialize {
     type Oldest: DeserializeOwned + Serialize;
 }
@@ -86,7 +85,7 @@ impl ApiServer {
         self.0.lock().unwrap()
     }
 
-    /// Starts serving on the loopback interface.
+    /// Starts serving on the loopback interface, and returns the address.
     pub async fn serve(&self) -> SocketAddr {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -170,14 +169,14 @@ impl ApiServer {
 }
 
 impl Objects {
-    /// Stores a slice with a new version, and notifies the watchers.
+    /// Stores a slice with a new version, notifies the watchers, and returns the slice.
     fn store(&mut self, mut slice: Value, what: &str) -> Value {
         self.version += 1;
         slice["metadata"]["resourceVersion"] = self.version.to_string().into();
         for device in slice["spec"]["devices"].as_array_mut().into_iter().flatten() {
             let device = device.as_object_mut().unwrap();
             self.forgets.iter().for_each(|field| drop(device.remove(*field)));
-            // The real API server does the same.
+            // The real API server also sets this time.
             for taint in device.get_mut("taints").and_then(Value::as_array_mut).into_iter().flatten() {
                 taint["timeAdded"] = "2026-11-24T06:00:00Z".into();
             }
@@ -246,7 +245,7 @@ fn valid(slice: &ResourceSlice) {
     }
 }
 
-/// Rejects any other request.
+/// Fails the test on any other request.
 async fn unknown(request: axum::extract::Request) -> Response {
     panic!("{} {}", request.method(), request.uri());
 }

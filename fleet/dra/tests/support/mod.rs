@@ -21,7 +21,7 @@ use tonic::transport::{Channel, Endpoint};
 
 use api_server::ApiServer;
 
-/// Time limit of a wait.
+/// Time limit for each wait.
 // TIMEOUT: reached only if a test fails.
 pub const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -68,7 +68,8 @@ pub struct Node {
 }
 
 impl Node {
-    /// Creates a node whose daemon configuration contains `tables`. Only the API server runs.
+    /// Creates a node whose daemon configuration contains `tables`. Of the node's processes, only the API server runs
+    /// yet.
     pub async fn new(tables: &str) -> Self {
         // Socket paths must be short.
         let folder = tempfile::Builder::new().prefix("k8s").tempdir_in("/tmp").unwrap();
@@ -112,7 +113,7 @@ impl Node {
         node
     }
 
-    /// Adds a second CUDA card, `h200`, of the same size to such a node.
+    /// Adds `h200`, a second CUDA card of the same size.
     pub fn add_second_card(&mut self) {
         let text = self.log("m.toml");
         let (daemon, card) = text.split_once("[[card]]").unwrap();
@@ -156,7 +157,7 @@ impl Node {
         assert!(text[..length].starts_with(b"READY=1"), "{}", self.log("daemon.log"));
     }
 
-    /// Returns the command of the driver.
+    /// Returns the command that starts the driver.
     pub fn driver(&self, more: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-mediator-dra"));
         command
@@ -247,7 +248,7 @@ pub async fn connect(socket: &Path) -> Channel {
     until("a socket that is served", async || endpoint.connect().await.ok()).await
 }
 
-/// A kubelet, after registration.
+/// A kubelet that has registered the driver.
 pub struct Kubelet {
     pub channel: Channel,
     old: bool,
@@ -291,7 +292,7 @@ impl Kubelet {
         answer.map(tonic::Response::into_inner)
     }
 
-    /// Prepares one claim. Preparation must succeed.
+    /// Prepares one claim, which must succeed, and returns its devices.
     pub async fn good(&self, claim: &v1::Claim) -> Vec<v1::Device> {
         let mut answer = self.prepare(std::slice::from_ref(claim)).await.unwrap();
         let one = answer.claims.remove(&claim.uid).unwrap();
@@ -299,7 +300,7 @@ impl Kubelet {
         one.devices
     }
 
-    /// Prepares one claim. Preparation must fail. Returns the error.
+    /// Prepares one claim, which must fail, and returns the error.
     pub async fn bad(&self, claim: &v1::Claim) -> String {
         let mut answer = self.prepare(std::slice::from_ref(claim)).await.unwrap();
         let one = answer.claims.remove(&claim.uid).unwrap();
@@ -307,7 +308,7 @@ impl Kubelet {
         one.error
     }
 
-    /// Unprepares one claim. This must succeed.
+    /// Unprepares one claim, which must succeed.
     pub async fn back(&self, claim: &v1::Claim) {
         let answer = self.unprepare(std::slice::from_ref(claim)).await.unwrap();
         assert_eq!(answer.claims[&claim.uid].error, "");

@@ -135,7 +135,7 @@ fn malformed_frames_end_connection() {
 #[test]
 fn oversized_header_block_is_rejected() {
     let mut input = PREFACE_BYTES.to_vec();
-    // Add 4000 bytes to the table, and then refer to them with a single byte.
+    // Add about 3900 bytes to the table, and then refer to them with a single byte.
     let mut block = encode(&mut Encoder::new(), &headers(&[("a", &"v".repeat(3900))]));
     block.extend([0xbe; 1000]);
     input.extend(frame(HEADERS, END_HEADERS, 1, &block));

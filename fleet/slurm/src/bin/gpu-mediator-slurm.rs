@@ -60,8 +60,8 @@ fn said(program: &str, arguments: &[&str]) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Converts a version to Slurm's numeric form. Slurm requires the first two components of the plugin's version to match
-/// its own.
+/// Converts a version to Slurm's numeric form. The first two components of the plugin's version must match Slurm's
+/// version.
 fn numbered(version: &str) -> Option<u32> {
     let mut numbers = version.split('.').map(|number| number.parse::<u8>().ok());
     let (major, minor) = (numbers.next()??, numbers.next()??);

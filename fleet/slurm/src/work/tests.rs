@@ -48,7 +48,7 @@ fn a_job_has_a_vgpu_until_it_ends() {
     let socket = served.fixture.path("slurm-7/vgpu.sock");
     assert_eq!(variables, [(VGPU_VARIABLE.to_owned(), socket.display().to_string())]);
     assert_eq!(fs::metadata(&socket).unwrap().mode() & 0o777, 0o600);
-    // Another process of the job finds the existing claim.
+    // Another process of the job finds the existing vGPU.
     assert_eq!(begin(&arguments, &VGPU, &job).unwrap(), variables);
     let vm: api::Vm = served.client_get("/v1/vms/slurm-7");
     assert_eq!(vm.vram_mib, 30);

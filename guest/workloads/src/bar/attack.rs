@@ -35,7 +35,7 @@ pub struct Ground<'a> {
     pub mapped: bool,
     /// Byte pattern to search for.
     pub pattern: Vec<u8>,
-    /// Findings.
+    /// Findings so far.
     pub found: Found,
 }
 

@@ -53,7 +53,8 @@ pub fn reads(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     ))
 }
 
-/// Repeatedly writes a register: one without side effects, or the register selected by options. Then reads once.
+/// Repeatedly writes a register: one without side effects, or the register selected by options. Then reads a register
+/// once, to wait for the writes.
 pub fn writes(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     let (bar, offset, count) = place(card, options, reg::PBUS_INTR)?;
     let value = options.number("value", 0)?;

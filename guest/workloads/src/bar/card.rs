@@ -46,7 +46,7 @@ impl Card {
         self.directory.join("config")
     }
 
-    /// Returns a region by number.
+    /// Returns the mapping of BAR `number`: 0, 1 or 3.
     pub fn region(&self, number: u64) -> Result<&Mapping> {
         let aperture = match number {
             0 => return Ok(&self.registers),
@@ -57,12 +57,12 @@ impl Card {
         aperture.as_ref().map_err(|error| anyhow!("{error:#}"))
     }
 
-    /// Reads a register.
+    /// Reads the 32-bit register at BAR0 offset `register`.
     pub fn read(&self, register: u32) -> u32 {
         self.registers.load(register as usize, Width::Dword) as u32
     }
 
-    /// Writes a register.
+    /// Writes the 32-bit register at BAR0 offset `register`.
     pub fn write(&self, register: u32, value: u32) {
         self.registers.store(register as usize, Width::Dword, value.into());
     }
@@ -77,12 +77,12 @@ impl Card {
         Ok(mib << 20)
     }
 
-    /// Reads VRAM through the PRAMIN window.
+    /// Reads a dword of VRAM through the PRAMIN window.
     pub fn vram_read(&self, address: u64) -> u32 {
         self.read(self.window(address))
     }
 
-    /// Writes VRAM through the PRAMIN window.
+    /// Writes a dword of VRAM through the PRAMIN window.
     pub fn vram_write(&self, address: u64, value: u32) {
         self.write(self.window(address), value);
     }

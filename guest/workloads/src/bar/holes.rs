@@ -4,10 +4,10 @@
 //! contained open ...`. Denied means that an attempt was visibly rejected (with a fault, or a read of all ones).
 //! Contained means that it had no effect beyond the guest itself. Open means that it had such an effect. The program
 //! then fails. Holes 1 to 19 are those of the reference code, in its order. Holes in its paravirtual interface are also
-//! tried through registers and tables. Holes from 20 on concern registers unknown to the reference code. Holes from 31
-//! on concern the paravirtual interface, if the card has one.
+//! tried through registers and tables. Holes from 20 on use registers unknown to the reference code. Holes from 31 on
+//! use the paravirtual interface, if the card has one.
 //!
-//! If `--share` is less than the VRAM that the card reports, the command must fail, because the rest then counts as
+//! If `--share` is less than the VRAM that the card reports, the command must fail, because the rest is then treated as
 //! another VM's VRAM. The attempts need exclusive access to the card, so no driver may be bound. Afterwards, a driver
 //! must reinitialize the card.
 

@@ -1,7 +1,7 @@
 //! Tries to reach memory outside the share through every pointer that a guest can set.
 //!
 //! Each type of attack first runs on our own memory (`armed`), because otherwise an empty result would prove nothing.
-//! If `--share` is less than the VRAM that the card reports, the command must fail, because the rest then counts as
+//! If `--share` is less than the VRAM that the card reports, the command must fail, because the rest is then treated as
 //! another VM's VRAM. Afterwards, a driver must reinitialize the card.
 
 use anyhow::{Result, bail, ensure};
@@ -22,7 +22,7 @@ const OWN_VA: u64 = 0x10_0000;
 const OUTSIDE_VA: u64 = 0x20_0000;
 /// First virtual address of large pages outside the share.
 const LARGE_VA: u64 = 0x400_0000;
-/// Lowest address at which no test guest has RAM, nor at any higher address.
+/// Start of the address range in which no test guest has RAM.
 pub const BEYOND_GUEST_RAM: u64 = 1 << 39;
 /// Number of dwords read from each page.
 const READS: u64 = 4;
@@ -95,7 +95,7 @@ fn window(ground: &mut Ground<'_>, probes: u64) {
             }
         }
     }
-    // Access our last page, and then addresses beyond the end without moving the window.
+    // Point the window at our last 64 KiB, and access addresses beyond the end without moving the window.
     let last = ground.vram - (64 << 10);
     ground.poke(reg::PRAMIN_WINDOW, (last >> 16) as u32);
     for read in 0..READS {
@@ -163,7 +163,7 @@ fn apertures(ground: &mut Ground<'_>, probes: u64) -> Result<bool> {
     Ok(armed)
 }
 
-/// Sets our own instance blocks for BAR1 and BAR3.
+/// Points BAR1 and BAR3 at our own instance blocks.
 fn point_at_own(ground: &Ground<'_>) {
     ground.card.write(reg::BAR1_INSTANCE, instance_pointer(ground.base + own::BAR1_INSTANCE, 0));
     ground.card.write(reg::BAR3_INSTANCE, instance_pointer(ground.base + own::BAR3_INSTANCE, 0));
@@ -222,7 +222,7 @@ fn tables(ground: &mut Ground<'_>, probes: u64) {
     point_at_own(ground);
 }
 
-/// Writes values outside the share to all other registers that contain an address or a channel.
+/// Writes addresses outside the share to all other registers that contain an address or a channel.
 fn pointers(ground: &mut Ground<'_>, probes: u64) {
     for address in ground.outside(PAGE, probes) {
         let id = ground.random.below(CHANNELS.into()) as u32;

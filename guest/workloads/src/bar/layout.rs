@@ -97,7 +97,7 @@ pub mod reg {
     pub const FECS_COMMAND: u32 = 0x409504;
     /// Current and next channels of FECS.
     pub const FECS_CHANNELS: [u32; 2] = [0x409b00, 0x409b04];
-    /// Target addresses of invalid accesses, >> 8.
+    /// Addresses to which invalid accesses are redirected, >> 8.
     pub const GPC_MMU_SINKS: [u32; 2] = [0x4188b4, 0x4188b8];
     /// The PRAMIN window to VRAM, 1 MiB.
     pub const PRAMIN: u32 = 0x700000;

@@ -15,7 +15,7 @@ use gdev::nouveau::push::{Engine, linear};
 const BUFFER_BYTES: u64 = 96 << 10;
 /// Maximum number of channels per open file. The 6.1 kernel has space for the notifiers of 16 channels.
 const MOST_OF_A_CLIENT: u64 = 12;
-/// Number of channels to create: all hardware channels, except for some for the kernel and the helpers.
+/// Maximum number of channels to create: all hardware channels except for some that the kernel and the helpers use.
 const MAX_CHANNELS: u64 = 100;
 
 /// A channel, and the data on which it works.

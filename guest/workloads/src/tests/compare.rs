@@ -15,7 +15,7 @@ use crate::raw::Raw;
 use crate::report;
 use crate::rig::{Counts, Rig};
 
-/// Maximum value of `--scale`, which is that of the `workloads` crate.
+/// Maximum value of `--scale`, the same as in the `workloads` crate.
 const MOST_SCALE: u64 = 1000;
 /// Maximum value of `--count`.
 const MOST_COUNT: u64 = 1000;
@@ -64,7 +64,7 @@ fn facts(outcome: Outcome) -> Result<Facts> {
     Ok(vec![("library_ns", median(outcome.library)?), ("raw_ns", median(outcome.raw)?)])
 }
 
-/// Executes a workload `count` times with each driver. The driver that goes first alternates.
+/// Executes a workload `count` times with each driver. The driver that runs first alternates.
 fn alternately(node: &Path, workload: &dyn Workload, count: u64) -> Result<Outcome> {
     let mut outcome = Outcome { library: Vec::new(), raw: Vec::new(), verified: 0 };
     for at in 0..2 * count {

@@ -63,7 +63,7 @@ impl Shape {
         }
     }
 
-    /// Returns the rectangles of the copy on an engine.
+    /// Returns the rectangles that copy the bytes. Splits a linear copy at the engine's limit on lines.
     pub fn rects(self, source: u64, target: u64, engine: Engine) -> Vec<Rect> {
         match self {
             Self::Linear { size } => linear(source, target, size, engine.most_lines()),
@@ -124,7 +124,7 @@ impl Case {
     }
 }
 
-/// Chooses an engine for a helper while `tested` is under test.
+/// Returns a present engine other than `tested`, or `tested` if there is none.
 pub fn other_engine(tested: Engine, present: &[Engine]) -> Engine {
     present.iter().copied().find(|engine| *engine != tested).unwrap_or(tested)
 }

@@ -1,4 +1,4 @@
-//! Runs during which the host counts accesses: a workload that pauses between its phases, and a given number of
+//! Commands during which the host counts accesses: a workload that pauses between its phases, and a given number of
 //! launches.
 
 use std::path::Path;

@@ -9,7 +9,7 @@ use gdev::mapping::Width;
 use gdev::nouveau::device::{Domain, Use};
 use gdev::nouveau::push::{Engine, Push, Rect};
 
-/// Number of submissions between waits in the second part.
+/// Number of submissions in flight before each wait in the second part of the test.
 const SUBMISSIONS_PER_WAIT: u64 = 32;
 
 fn word(source: u64, target: u64) -> Rect {
@@ -44,7 +44,8 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     }
     rig.add(Counts { bytes: count * 4, copies: count, channels: 0 });
 
-    // Now all submissions are in flight together. Each stores its predecessor's number and then its own.
+    // Now up to 32 submissions are in flight together. Each copies its predecessor's number to `seen`, and then stores
+    // its own in `last`.
     last.wait(true)?;
     last.map()?.store(0, Width::Dword, u64::from(salt));
     for start in (0..count).step_by(SUBMISSIONS_PER_WAIT as usize) {

@@ -12,9 +12,9 @@ use crate::options::Options;
 use crate::pattern::Random;
 use crate::rig::{Counts, Rig};
 
-/// Size of the memory for copies, in bytes.
+/// Size of each buffer for copies, in bytes.
 const BYTES: u64 = 3 << 20;
-/// Sizes of copies in bytes, around the limits.
+/// Copy sizes in bytes, around the library's limits.
 const SIZES: [u64; 12] = [1, 3, 4, 63, 64, 1023, 1024, 1025, 4096, 4097, 65_536, (2 << 20) + 5];
 /// Kernel that adds 1 to each word, with one thread per word.
 const SOURCE: &str = "
@@ -61,7 +61,7 @@ fn check(context: &mut Context<Nouveau>, memory: Memory, offset: u64, expected: 
     Ok(expected.len() as u64)
 }
 
-/// Tests copies of all sizes, with small copies through the aperture, and with and without overlap.
+/// Tests copies of all `SIZES` with three tunings, which differ in overlap and direct writes.
 fn copies(rig: &Rig, node: &Path) -> Result<u64> {
     let mut random = rig.random();
     let mut context = context(node, TUNING)?;
@@ -123,7 +123,7 @@ fn both(rig: &Rig, node: &Path) -> Result<u64> {
     Ok(verified)
 }
 
-/// Tests references to memory from contexts of the same file and of another file.
+/// Tests references to memory from contexts of the same open device file and of another one.
 fn references(rig: &Rig, node: &Path) -> Result<u64> {
     let mut random = rig.random();
     let device = Device::open(node)?;
@@ -142,7 +142,7 @@ fn references(rig: &Rig, node: &Path) -> Result<u64> {
     let again = other.reference(&shared)?;
     drop(shared);
     let mut verified = check(&mut same, here, 0, &bytes)? + check(&mut other, there, 0, &bytes)?;
-    // Free one of a file's two references, and then the owner's memory. The other reference must remain valid.
+    // Free the owner's memory and all references except `there`, which must remain valid.
     other.free(again)?;
     owner.free(memory)?;
     drop(owner);
@@ -182,7 +182,7 @@ fn errors(node: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Measures copies of pinned memory in both directions, either sequential or concurrent.
+/// Measures copies between VRAM and pinned RAM in both directions, sequential or concurrent.
 fn tune_both(rig: &Rig, options: &Options, bytes: u64, count: u64) -> Result<Facts> {
     let mut context = context(node(options), TUNING)?;
     let [written, read] = [context.allocate(Place::Vram, bytes)?, context.allocate(Place::Vram, bytes)?];
@@ -211,7 +211,7 @@ fn tune_both(rig: &Rig, options: &Options, bytes: u64, count: u64) -> Result<Fac
     report("both", bytes, times)
 }
 
-/// Returns the key-value pairs with the results of measured copies.
+/// Returns the results of measured copies as key-value pairs.
 fn report(direction: &str, bytes: u64, mut times: Vec<Duration>) -> Result<Facts> {
     times.sort_unstable();
     let median = times.get(times.len() / 2).context("a time")?;
@@ -224,9 +224,9 @@ fn report(direction: &str, bytes: u64, mut times: Vec<Duration>) -> Result<Facts
     ])
 }
 
-/// Runs `tuning --direction write|read|both --bytes N [--count N] [--direct] [--piece BYTES] [--serial] [--pinned]`:
-/// which measures copies between the CPU and either VRAM or pinned RAM. `both` measures concurrent copies of pinned RAM
-/// in both directions, or sequential ones with `--serial`.
+/// Runs `tuning --direction write|read|both --bytes N [--count N] [--direct] [--piece BYTES] [--serial] [--pinned]`,
+/// which measures copies between the CPU and either VRAM or pinned RAM. `both` measures concurrent copies between VRAM
+/// and pinned RAM in both directions, or sequential ones with `--serial`.
 pub fn tuning(rig: &Rig, options: &Options) -> Result<Facts> {
     let direction = options.text("direction").unwrap_or("write");
     let (bytes, count) = (options.number("bytes", 1 << 20)?, options.number("count", 10)?);

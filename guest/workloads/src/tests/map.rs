@@ -50,7 +50,7 @@ fn written_by_gpu(rig: &Rig, helper: &Helper<'_>, size: u64) -> Result<()> {
     expected.check("written by the GPU, read through BAR1", 0, &bytes)
 }
 
-/// Compares loads and stores of all widths, at any byte offset, with a plain copy of the memory.
+/// Compares loads and stores of all widths, at any byte offset, with the same accesses to a copy in ordinary memory.
 fn odd_accesses(rig: &Rig, size: u64, accesses: u64) -> Result<()> {
     let mut random = rig.random();
     let buffer = rig.buffer(Domain::Vram, size)?;
@@ -79,7 +79,7 @@ fn odd_accesses(rig: &Rig, size: u64, accesses: u64) -> Result<()> {
     same_to_the_gpu(rig, &buffer, &plain)
 }
 
-/// Returns an offset, usually near the edge of a word or a page, where accesses are split.
+/// Returns a random offset, half of the time near a page boundary, where accesses may be split.
 fn place(random: &mut Random, size: u64, width: Width) -> usize {
     let last = size - width.bytes() as u64;
     let near_an_edge = random.below(size / 4096 + 1) * 4096 + random.below(16);

@@ -23,7 +23,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     Ok(vec![("moves", moves.to_string()), ("pressed", evicted.to_string())])
 }
 
-/// Makes the kernel move a buffer by means of a submission that does not change the buffer.
+/// Makes the kernel move a buffer to `place` with a submission that does not change the buffer.
 fn send(channel: &Channel, buffer: &Buffer, place: Domain) -> Result<()> {
     let mut push = Push::default();
     push.nop(Engine::M2mf.subchannel());

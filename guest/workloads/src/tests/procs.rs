@@ -9,7 +9,7 @@ use super::Facts;
 use crate::options::Options;
 use crate::rig::{Counts, Rig};
 
-/// Runs `procs [--n N] [--quick]`, a sweep in each process.
+/// Runs `procs [--n N] [--quick]`: N processes, each of which runs a sweep.
 pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let count = options.number("n", if options.flag("quick") { 2 } else { 4 })?;
     if count == 0 || count > 64 {
@@ -45,7 +45,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     Ok(vec![("n", count.to_string())])
 }
 
-/// Parses the counts in a result line.
+/// Parses the counts in the result line of a successful process.
 fn counts_of(line: &str) -> Option<Counts> {
     let field = |name: &str| line.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
     let number = |name| field(name)?.parse().ok();

@@ -1,5 +1,4 @@
-//! Searches for data that other VMs left in VRAM: fills all VRAM with a pattern, or searches newly allocated buffers
-//! for a pattern.
+//! Fills all VRAM with a pattern, or searches newly allocated buffers for a pattern that another VM left.
 
 use anyhow::{Result, bail};
 
@@ -9,11 +8,11 @@ use crate::rig::Rig;
 use gdev::nouveau::device::{Buffer, Channel, Domain, Use};
 use gdev::nouveau::push::{Engine, linear};
 
-/// Buffer sizes to allocate, in order. The next size is used once the previous one no longer fits.
+/// Buffer sizes in bytes, in the order of allocation. The next size is used once the previous one no longer fits.
 const BUFFER_SIZES_BYTES: [u64; 3] = [4 << 20, 256 << 10, 16 << 10];
 /// Maximum number of buffers to allocate.
 const MOST_BUFFERS: usize = 4096;
-/// Size of the buffer in guest RAM in bytes.
+/// Size in bytes of the bounce buffer in guest RAM.
 const BOUNCE: u64 = 4 << 20;
 /// Permitted pattern lengths in bytes. Shorter patterns could occur by chance.
 const PATTERN_BYTES: std::ops::RangeInclusive<usize> = 4..=64;
@@ -98,7 +97,7 @@ fn all_vram(rig: &Rig) -> Result<Vec<Buffer>> {
     Ok(buffers)
 }
 
-/// Findings of a scan.
+/// Numbers of pattern matches, nonzero bytes and scanned bytes.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Scan {
     hits: u64,

@@ -27,7 +27,7 @@ const FLOOD: usize = 256;
 const SPLIT_ROUNDS: u32 = 9;
 /// Number of channels that wait for a channel with a delayed doorbell.
 const WAITERS: u32 = 4;
-/// Delay of this doorbell.
+/// Delay of the doorbell of the channel that the others wait for.
 const HELD_BACK: Duration = Duration::from_millis(50);
 /// Number of bytes that each waiting channel copies after its wait.
 const COPY_BYTES: u64 = 4096;
@@ -35,16 +35,17 @@ const COPY_BYTES: u64 = 4096;
 const HANDOVERS: u32 = 32;
 /// Number of bytes copied per handover.
 const HANDED: u64 = 64 << 10;
-/// The host engine's method for a non-stall interrupt.
+/// Host method that raises a non-stall interrupt.
 const NON_STALL: u32 = 0x20;
 /// A method that does not exist in any class.
 const NO_METHOD: u32 = 0x1ffc;
-/// Number of methods per submission of a stream. The guest kernel takes about a millisecond to acknowledge each illegal
-/// method. Meanwhile, the submission occupies the engine, and is charged for the time.
+/// Number of non-stall interrupts per submission of `stream`.
 const INTERRUPTS: u32 = 2000;
+/// Number of illegal methods per submission of `stream`. The guest kernel takes about a millisecond to acknowledge
+/// each. Meanwhile, the submission occupies the engine, and its VM is charged for the time.
 const ILLEGAL: u32 = 20;
-/// File that contains the console log level. Under emulation, each line printed on the console traps, which would slow
-/// the attack down.
+/// File that contains the console log level. Under emulation, each line printed on the console causes traps, which
+/// would slow the attack down.
 const PRINTK: &str = "/proc/sys/kernel/printk";
 
 /// An attack on other users.
@@ -70,7 +71,7 @@ const ROGUES: [Rogue; 14] = [
     Rogue { what: "batches", run: registers::batches },
 ];
 
-/// Runs `rogue --what WHAT [--duration SECONDS]`, with one of [`ROGUES`].
+/// Runs `rogue --what WHAT [--duration SECONDS]`, where WHAT is one of [`ROGUES`].
 pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let what = options.text("what").unwrap_or_default();
     let Some(rogue) = ROGUES.iter().find(|rogue| rogue.what == what) else {
@@ -98,7 +99,7 @@ fn flood(rig: &Rig, duration: Duration) -> Result<Facts> {
     Ok(vec![("submissions", submissions.to_string())])
 }
 
-/// Runs an endless series of kernels, each of which is too short to be checked while it runs.
+/// Runs kernels back to back, each of which ends before the mediator checks its run time.
 fn split(rig: &Rig, duration: Duration) -> Result<Facts> {
     let options = workloads::Options { seed: rig.seed(), rounds: Some(SPLIT_ROUNDS), ..workloads::Options::default() };
     let pieces = workloads::by_name("loop", options).context("a workload")?;
@@ -114,7 +115,7 @@ fn split(rig: &Rig, duration: Duration) -> Result<Facts> {
 fn endless(rig: &Rig, duration: Duration) -> Result<Facts> {
     let (ending, mut killed, mut refused) = (Ending::after(duration), 0u64, 0u64);
     while !ending.is_over() {
-        // While the VM is quarantined, requests of new channels are not executed.
+        // While the VM is quarantined, work on new channels is not executed.
         match faulty_kernels::never_ends(rig.device()) {
             Ok(()) => killed += 1,
             Err(error) => {
@@ -147,7 +148,7 @@ fn withhold(rig: &Rig, duration: Duration, yields: bool) -> Result<Facts> {
             for rect in linear(source.address(), target.address(), COPY_BYTES, Engine::M2mf.most_lines()) {
                 push.copy(Engine::M2mf, &rect);
             }
-            // Hide the semaphore write from the kernel. Otherwise, the kernel would synchronize the channels.
+            // Declare the semaphore as read-only in all submissions, or the kernel would synchronize the channels.
             channel.submit(&push, &[Use::read(&semaphore), Use::read(&source), Use::write(target)])?;
         }
         let mut promised = Push::default();
@@ -215,7 +216,7 @@ fn faults(rig: &Rig, duration: Duration) -> Result<Facts> {
 fn fault(rig: &Rig) -> Result<()> {
     let channel = rig.channel(&[Engine::M2mf, Engine::Ce0])?;
     let target = rig.buffer(Domain::Gart, COPY_BYTES)?;
-    // The kernel may detect the dead channel before the submission returns.
+    // Ignore errors, because the kernel may detect the dead channel before the submission returns.
     let rects = linear(UNMAPPED_ADDR, target.address(), COPY_BYTES, Engine::Ce0.most_lines());
     let _ = rig.launch(&channel, Engine::Ce0, &rects, &[Use::write(&target)]);
     let _ = target.wait(false);

@@ -98,7 +98,8 @@ fn keys(rig: &Rig, node: &Path, mediator: &Arc<Mediator>, key: u64) -> Result<()
     write(&mut first, here, &data(rig.seed()))?;
     check(rig, &mut second, there, &data(rig.seed()))?;
 
-    // Another process can find the key, but must not use this process's channels. Its attachments end when it exits.
+    // Another process can find the segment by its key, but must not use this process's channels. Its attachments end
+    // when it exits.
     let this = std::env::current_exe().context("the path of this program")?;
     let (key_text, channel) = (key.to_string(), first.backend().number().to_string());
     let node_text = node.to_string_lossy();
@@ -116,8 +117,8 @@ fn keys(rig: &Rig, node: &Path, mediator: &Arc<Mediator>, key: u64) -> Result<()
     holder.wait()?;
     attached(mediator, id, 2)?;
 
-    // Detach the segment while the GPU may be using it. Only that channel may be lost, and the other channel must
-    // continue.
+    // Detach the segment while the GPU may be using it. Only the first context's channel may be lost. The second
+    // context's channel must continue to work.
     let segment = first.backend_mut().adopt(here, BYTES);
     for _ in 0..4 {
         first.upload(segment, 0, &data(rig.seed() + 1))?;

@@ -1,4 +1,4 @@
-//! Repeats the same copy on one engine with several copies in flight, as a steady load on a copy engine.
+//! Repeats the same copy on one engine, with several copies in flight, as a steady load.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Makes random copies for a given time, and verifies all of them.
+//! Performs random copies for a given time, and verifies all of them.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use gdev::nouveau::push::{Engine, MOST_LINE_BYTES};
 
 /// Interval between progress lines.
 const PROGRESS: Duration = Duration::from_secs(2);
-/// Number of cases after which the channel is replaced.
+/// Number of copies after which the channel is replaced.
 const CHANNEL_LIFE: u64 = 64;
 
 /// Runs `stress --seconds N [--max SIZE]`.
@@ -54,7 +54,7 @@ fn one(
 ) -> Result<()> {
     let mut domain = || if random.below(2) == 0 { Domain::Vram } else { Domain::Gart };
     let (from, to) = (domain(), domain());
-    // Choose small sizes as often as large ones.
+    // Choose each order of magnitude of the size with equal probability.
     let halvings = random.below(u64::from(most.ilog2()) - 2);
     let size = 1 + random.below(most >> halvings);
     let shape = if random.below(4) == 0 {

@@ -27,7 +27,7 @@ const SIZES_BYTES: [u64; 14] = [
     (16 << 20) + 5,
 ];
 
-/// A size in bytes that exceeds a BAR1 of 128 MiB.
+/// A copy size in bytes that exceeds a BAR1 of 128 MiB.
 const BEYOND_APERTURE: u64 = (132 << 20) + 13;
 
 /// Number of lines, line length, source pitch and target pitch of each copy. All but the first are in bytes.

@@ -1,5 +1,5 @@
-//! Workloads of a single operation type for benchmarks, timed without their setup. The results are checked at the end,
-//! so that a wrong result does not count as a fast one.
+//! Benchmark workloads, each of which repeats one type of operation. Their setup is not timed. The results are checked
+//! at the end, so that a wrong result does not count as a fast one.
 
 use std::time::Instant;
 
@@ -12,12 +12,13 @@ use crate::rig::{Helper, Rig};
 use gdev::nouveau::device::{Buffer, Channel, Domain, Use};
 use gdev::nouveau::push::{Engine, linear};
 
-/// Size of the buffers for small copies in bytes.
+/// Size of the buffers for small copies, in bytes.
 const SMALL_COPY_BYTES: u64 = 4096;
-/// Maximum number of channels per open file. The 6.1 kernel has space for 16 notifiers.
+/// Maximum number of channels per open file. Linux 6.1 has space for 16 notifiers.
 const MAX_CHANNELS_PER_FILE: u64 = 12;
 
-/// A workload: the function to repeat, and its default number of repetitions.
+/// A workload: its name, its default number of repetitions, and a function that returns the time of all repetitions in
+/// seconds.
 struct Workload {
     name: &'static str,
     count: u64,
@@ -48,7 +49,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     Ok(vec![("what", name.to_owned()), ("count", count.to_string()), ("timed_us", format!("{:.0}", seconds * 1e6))])
 }
 
-/// Creates channels, uses each of them once, and destroys them.
+/// Creates channels, uses each one once, and destroys them.
 fn channels(rig: &Rig, count: u64) -> Result<f64> {
     let helper = Helper::new(rig, Engine::M2mf)?;
     let expected = Expected::background(rig.random().stream());
@@ -73,7 +74,7 @@ fn channels(rig: &Rig, count: u64) -> Result<f64> {
     Ok(seconds)
 }
 
-/// Submits copies, and waits for each of them.
+/// Submits copies, and waits for each one.
 fn copies(rig: &Rig, count: u64, from: Domain, to: Domain, size: u64) -> Result<f64> {
     let (from, to) = (rig.buffer(from, size)?, rig.buffer(to, size)?);
     let channel = rig.channel(&[Engine::M2mf])?;

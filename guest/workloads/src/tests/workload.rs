@@ -1,5 +1,5 @@
-//! The papers' workloads. Each workload has its own device and channel, and its phases are timed as in the papers. The
-//! results are compared with those of the CPU.
+//! The papers' workloads. Each workload opens the device and creates a channel, and its phases are timed as in the
+//! papers. The results are compared with those of the CPU.
 
 use std::path::Path;
 use std::thread::sleep;
@@ -17,10 +17,10 @@ use crate::rig::{Counts, Rig};
 use gdev::nouveau::Device;
 use gdev::nouveau::Done;
 
-/// Maximum value of `--scale`, which is that of the `workloads` crate.
+/// Maximum value of `--scale`, the same as in the `workloads` crate.
 const MOST_SCALE: u64 = 1000;
 
-/// Time and work of one run.
+/// Durations of one run, and the amount of work done.
 struct Outcome {
     /// Times of the phases. The first phase, `init`, includes opening the device.
     report: Report,
@@ -33,7 +33,7 @@ struct Outcome {
 pub struct Looped {
     /// Number of iterations. Each iteration launches all kernels.
     pub iterations: u64,
-    /// Time from the start until the end of the last iteration.
+    /// Time from the start to the end of the last iteration.
     pub took: Duration,
     /// Durations of the iterations in ascending order, if each iteration waited for its kernels.
     pub each: Vec<Duration>,
@@ -42,7 +42,7 @@ pub struct Looped {
 /// Parameters of repeated work.
 #[derive(Debug, Clone, Copy)]
 pub struct Repeat {
-    /// Time during which iterations are launched.
+    /// Duration of the period in which iterations are launched.
     pub duration: Duration,
     /// Maximum number of submissions in flight. If it is 1, each iteration waits for its kernels.
     pub in_flight: u64,
@@ -143,7 +143,7 @@ fn one(node: &Path, workload: &dyn Workload, repeat: Option<Repeat>) -> Result<O
     let done_in_loop = gpu.backend().done();
     let mut report = workloads::run(workload, &mut gpu)?;
     report.times[0] += opened;
-    // With a duration, count only the work within it. The final run shows that the card can still compute.
+    // If the kernels were repeated, count only the repetitions. The final run shows that the card can still compute.
     let done = if looped.is_some() { done_in_loop } else { gpu.backend().done() };
     let began = Instant::now();
     drop(gpu);

@@ -1,5 +1,5 @@
-//! Model of the card as seen by the feeder, and of the mediator's state around it. All threads wait for changes of the
-//! model. The model's clock advances when work completes or the timer expires.
+//! Model of the card as seen by the feeder, and of the related state of the mediator. All threads wait for changes to
+//! the model. The model's clock advances when work completes or the timer expires.
 
 use crate::GuestEvent;
 use crate::alarm::Alarm;
@@ -112,7 +112,7 @@ impl Card {
         }
     }
 
-    /// Runs an engine thread, which executes the first runnable submission.
+    /// Runs an engine thread, which executes runnable submissions until the test ends.
     pub(super) fn work(&self) {
         while self.wait(Hardware::run_one).is_some() {
             self.0.1.notify_all();
@@ -184,7 +184,7 @@ impl Hardware {
         Some(())
     }
 
-    /// Advances the clock.
+    /// Advances the clock by `ns` ns.
     pub(super) fn pass(&mut self, ns: u64) {
         self.clock += ns;
     }
@@ -287,7 +287,7 @@ pub(super) struct State {
     pub(super) schedule: Schedule<Card>,
     card: Card,
     submissions: u64,
-    /// Last time read from the clock, which is the start time of submissions that start afterwards.
+    /// Time of the last clock read, used as the start time of submissions that start afterwards.
     read: Cell<u64>,
 }
 
@@ -328,14 +328,14 @@ impl State {
         (true, news.into_iter().map(|vm| (vm, GuestEvent::NonStall { engine: 0 })).collect())
     }
 
-    /// Same as `CardState::retire_channel`.
+    /// Models `CardState::retire_channel`.
     pub(super) fn end_channel(&mut self, vm: TenantId, channel: ChannelId) {
         self.feeder().complete();
         self.card.change(|hardware| hardware.unbind(channel));
         self.feeder().channel_ended(vm, channel);
     }
 
-    /// Same as `CardState::quiesce`.
+    /// Models `CardState::quiesce`.
     pub(super) fn remove_vm(&mut self, vm: TenantId) {
         self.feeder().complete();
         self.card.change(|hardware| {
@@ -438,7 +438,7 @@ impl CardView for State {
         self.card.look().begun[engine.index()].map(|(channel, _)| channel)
     }
 
-    /// Returns a new value if a waiting channel may have done work since the last call.
+    /// Returns an arbitrary value: a waiting channel may or may not have made progress since the last call.
     fn progress(&mut self, _: ChannelId) -> u64 {
         thread_rng().gen_range(0..2)
     }

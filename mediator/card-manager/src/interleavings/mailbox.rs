@@ -8,7 +8,7 @@ use nvspec::fifo::VirtualChannelId;
 use shuttle::sync::Arc;
 use shuttle::thread::{self, JoinHandle};
 
-/// Events handled so far, in order, as the delivering thread and its sequence number.
+/// A guest that counts register accesses, and records each event as its delivering thread and its sequence number.
 #[derive(Debug, Default)]
 struct Guest {
     events: Vec<(u32, u32)>,

@@ -2,9 +2,9 @@
 //! card's own threads exits.
 //!
 //! The tenants' shared state may then be inconsistent, so it is no longer used. The card is reset, which stops all work
-//! and its access to host memory, and the clients of its VMs are disconnected. From then on, any thread that acquires
-//! the card's lock panics. The panic ends a VM's thread, and the VM is reported as failed. Other cards continue
-//! ([decision 115](../../../docs/decisions/115-panics.md)).
+//! and all of the card's accesses to host memory. The clients of the card's VMs are disconnected. From then on, any
+//! thread that acquires the card's lock panics. The panic ends a VM's thread, and the VM is reported as failed. Other
+//! cards continue ([decision 115](../../../docs/decisions/115-panics.md)).
 
 use super::{CardState, ManagedCard};
 use card::InterruptMode;
@@ -41,14 +41,14 @@ impl<'a> StateGuard<'a> {
     }
 
     /// Releases the lock to a waiting thread, and then reacquires it. Use this for work with many short critical
-    /// sections. Without it, they would act as one long section, because a running thread reacquires the lock before a
-    /// sleeping thread wakes.
+    /// sections. Without this call, the sections would act as one long section, because a running thread reacquires the
+    /// lock before a sleeping thread wakes.
     ///
     /// # Panics
     /// Panics if the card has failed in the meantime.
     pub fn give_way(&mut self) {
         self.state.give_way();
-        // PANIC: as above.
+        // PANIC: the state under the lock is inconsistent, as in `new`.
         assert!(self.unwinding || self.host.failure().is_none(), "the card has failed");
     }
 
@@ -58,7 +58,7 @@ impl<'a> StateGuard<'a> {
     /// Panics if the card has failed in the meantime.
     pub(crate) fn wait_for(&mut self, condition: &Condvar, limit: Duration) {
         condition.wait_for(&mut self.state, limit);
-        // PANIC: as above.
+        // PANIC: the state under the lock is inconsistent, as in `new`.
         assert!(self.host.failure().is_none(), "the card has failed");
     }
 }
@@ -112,8 +112,8 @@ impl ManagedCard {
     }
 }
 
-/// Runs the body of one of the card's threads. When the body returns or panics, the card fails, unless it is being
-/// closed. The first thread to exit takes the card out of service.
+/// Runs the body of one of the card's threads. When the body returns or panics, the card fails, unless the card is
+/// being closed. The first thread to exit takes the card out of service.
 pub(crate) fn watched(host: &Weak<ManagedCard>, name: &str, body: impl FnOnce()) {
     let ended = catch_unwind(AssertUnwindSafe(body));
     let Some(host) = host.upgrade().filter(|host| !host.stopping()) else { return };

@@ -25,7 +25,8 @@ pub(crate) trait Served {
     /// Returns an error if the signal cannot be read.
     fn acknowledge(&self) -> io::Result<()>;
 
-    /// Makes one pass through the interrupt tree. Returns the events to deliver, and true if any interrupt was pending.
+    /// Makes one pass through the interrupt tree. Returns a flag that is true if any interrupt was pending, and the
+    /// events to deliver.
     fn service(&self) -> (bool, Vec<(TenantId, GuestEvent)>);
 
     /// Handles the expiry of the scheduler's timer.

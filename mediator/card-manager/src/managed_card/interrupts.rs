@@ -164,7 +164,7 @@ impl Served for Line<'_> {
 impl ManagedCard {
     /// Delivers an event to a VM if it still exists. Never waits for the VM.
     pub(crate) fn deliver(&self, vm: TenantId, event: GuestEvent) {
-        // Look up the VM for each event, because it may have been removed. Its lock must not be acquired with the
+        // Look up the VM for each event, because it may have been removed. The VM's lock must not be acquired with the
         // card's lock held.
         let target = self.lock().vms.get(&vm).and_then(Weak::upgrade);
         if let Some(target) = target {
@@ -174,13 +174,14 @@ impl ManagedCard {
 }
 
 impl CardState {
-    /// Returns the VMs whose PTIMER alarm is due.
+    /// Removes the guests' due PTIMER alarms, and returns their VMs.
     fn due_guest_alarms(&mut self) -> Vec<TenantId> {
         let now = self.now_ns();
         self.guest_alarms.due(now)
     }
 
-    /// Makes one pass through the interrupt tree. Returns the events to deliver, and true if any interrupt was pending.
+    /// Makes one pass through the interrupt tree. Returns a flag that is true if any interrupt was pending, and the
+    /// events to deliver.
     pub(super) fn service(&mut self) -> (bool, Vec<(TenantId, GuestEvent)>) {
         let mut events = Vec::new();
         let card = std::sync::Arc::clone(self.vram().memory.card());
@@ -209,7 +210,8 @@ impl CardState {
         (pending != 0, events)
     }
 
-    /// Kills channels whose work exceeds its time limit, and polls rings whose entries wait for space.
+    /// Performs the periodic check: kills channels without progress, polls waiting and departing channels, and resumes
+    /// rings whose entries wait for space.
     fn look(&mut self) -> Vec<(TenantId, GuestEvent)> {
         let mut events = Vec::new();
         let now_ns = self.now_ns();
@@ -243,13 +245,13 @@ impl CardState {
         events
     }
 
-    /// Reports runlists that have taken effect to their VMs.
+    /// Notifies VMs of their runlists that have taken effect.
     fn runlists_taken(&mut self, events: &mut Vec<(TenantId, GuestEvent)>) {
         let taken = self.work.channels_mut().runlists_taken(self.memory.card_mut());
         events.extend(taken.into_iter().map(|vm| (vm, GuestEvent::Runlist)));
     }
 
-    /// Reports rings that can accept the entries that did not fit earlier.
+    /// Notifies VMs that they can retry the ring entries that did not fit earlier.
     fn resume(&mut self, events: &mut Vec<(TenantId, GuestEvent)>) {
         let waiting = self.work.channels().pending_pull();
         events.extend(waiting.into_iter().map(|doorbell| (doorbell.vm, GuestEvent::Resume(doorbell))));

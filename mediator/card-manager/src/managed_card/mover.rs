@@ -1,6 +1,6 @@
 //! The thread that evicts memory when the card runs short of it, and returns memory when the card has enough.
 //!
-//! The thread sleeps until it is woken or the balancer's next plan is due. While memory suffices, it has no cost.
+//! The thread sleeps until it is woken or the balancer's next plan is due. While memory suffices, it uses no CPU time.
 
 use super::{CardState, ManagedCard};
 use crate::tenants::GuestEvent;
@@ -38,8 +38,8 @@ struct WaiterNotifications {
 }
 
 impl WaiterNotifications {
-    /// Returns true if waiting VMs should be notified now: memory has moved, more is available, another VM has started
-    /// to wait, or the last notification is old.
+    /// Returns true if waiting VMs should be notified now: memory has moved, more memory is available, another VM has
+    /// started to wait, or the last notification is old.
     fn tells(&mut self, waiting: &BTreeSet<TenantId>, moved: bool, spare: u32, now: Instant) -> bool {
         let long_ago = self.at.is_none_or(|at| now.saturating_duration_since(at) >= SCAN_INTERVAL);
         let tells = moved || spare > self.spare || long_ago || !waiting.is_subset(&self.waiting);
@@ -53,7 +53,8 @@ impl WaiterNotifications {
 }
 
 impl ManagedCard {
-    /// Executes the balancer's moves. Returns the time until the balancer's next plan, if any.
+    /// Executes the balancer's moves, and zeroes free memory while no VM waits. Returns the time until the balancer's
+    /// next plan, if any.
     fn balance(&self, told: &mut WaiterNotifications) -> Option<Duration> {
         let waiting = self.lock().vram().waiting();
         let stirred = self.lock().inject_random_moves();

@@ -3,7 +3,7 @@
 //! While the guest still runs, the VM's memory is evicted to host memory ([`ManagedCard::empty`]). The other card
 //! borrows this memory, and the rest is copied to it ([`ManagedCard::copy_ahead`]). Then the VM is suspended
 //! ([`ManagedCard::suspend`]): its channels leave the engines, and their state on this card is copied
-//! ([`Halted::depart`]), together with memory that was not borrowed and differs on the target
+//! ([`Halted::depart`]). Memory that was not borrowed, and that differs on the target, is also copied
 //! ([`Suspended::copy_memory`]). The other card, on which the VM has already been created and
 //! [held](CardState::hold_still), receives the channels ([`CardState::arrive`]) and resumes the VM. Until then, this
 //! card's state does not change. If a step fails, the guard is dropped, and the VM continues on this card. Finally, the
@@ -36,7 +36,7 @@ const BATCH_BYTES: u64 = 8 << 20;
 const MAX_CHECK_ROUNDS: u32 = 3;
 /// Maximum number of bytes written per critical section of a card's lock.
 const BYTES_PER_LOCK_HOLD: u64 = 256 << 10;
-/// Number of bytes compared at a time, and copied if they differ. Both copies fit into a CPU cache.
+/// Number of bytes compared at a time, and copied if they differ. The buffers for both sides fit into a CPU cache.
 const COMPARED: u64 = 64 << 10;
 /// Maximum number of threads that copy a VM's memory.
 const THREADS: usize = 4;
@@ -61,7 +61,7 @@ impl Departing {
         Ok((channels.save()?, *strikes))
     }
 
-    /// Raises the number of strikes to that of the replaced VM, if the latter is higher.
+    /// Raises the number of strikes to at least that of the replaced VM.
     #[must_use]
     pub fn struck(self, strikes: u32) -> Self {
         Self { strikes: self.strikes.max(strikes), ..self }
@@ -101,8 +101,8 @@ pub struct Suspended<'a> {
 }
 
 impl Suspended<'_> {
-    /// Lets the card's memory move again, except that of the VM that has moved to another card, because that card may
-    /// have borrowed it. The VM's work stays stopped.
+    /// Lets the card's memory move again, except the memory of the VM that has moved to another card. The other card
+    /// may have borrowed that memory. The VM's work stays stopped.
     pub fn gone(self) -> Halted {
         let Self { halted, _no_moves } = self;
         halted.host.lock().vram_mut().chunks.freeze(halted.vm);
@@ -146,9 +146,9 @@ impl ManagedCard {
         left
     }
 
-    /// Makes VM `its` of card `to`, which has no memory yet, borrow or copy a VM's memory while the VM works. The copy
-    /// may miss concurrent writes ([`Suspended::copy_memory`]). Returns the number of bytes that are copied, either now
-    /// or when the memory is returned.
+    /// Makes VM `its` of card `to` borrow or copy a VM's memory while the VM works. `its` must have no memory yet. The
+    /// copy may miss concurrent writes ([`Suspended::copy_memory`]). Returns the number of bytes that are copied,
+    /// either now or when the memory is returned.
     ///
     /// # Errors
     /// Returns an error if the other card has too little memory, or if one of the cards does not respond.
@@ -198,7 +198,7 @@ impl ManagedCard {
 }
 
 impl Halted {
-    /// Notifies the VM of completed work. No more work completes afterwards.
+    /// Notifies the card's VMs of completed work. No more work of this VM completes afterwards.
     pub fn notify_ended_work(&self) {
         self.host.tell_ended();
     }
@@ -206,7 +206,8 @@ impl Halted {
     /// Copies the state of the VM's channels on this card without changing it.
     ///
     /// # Errors
-    /// Returns [`ManagerError::Unsettled`] if any work is in flight, or an error if the card does not respond.
+    /// Returns [`ManagerError::Unsettled`] while a channel is leaving the card, [`ManagerError::Stays`] if the VM has
+    /// created a segment, or an error if the card does not respond.
     pub fn depart(&self) -> Result<Departing, ManagerError> {
         let (host, vm) = (&self.host, self.vm);
         let state = &mut *host.lock();
@@ -476,8 +477,8 @@ fn copy(
 }
 
 impl CardState {
-    /// Stops a VM's channels, removes them from the engines, and pins the VM's memory in place. Undoes these steps if
-    /// `held` is false.
+    /// Stops a VM's channels, and requests that they leave the engines, if `held` is true. Otherwise, lets them run
+    /// again unless the card is quiesced.
     pub fn hold_still(&mut self, vm: TenantId, held: bool) {
         if held {
             self.held.insert(vm);
@@ -492,7 +493,7 @@ impl CardState {
         self.feeder().look_at_waits(Some(vm));
     }
 
-    /// Pins a VM's memory in place while it arrives from another card, or permits it to move again.
+    /// Pins a VM's memory in place while the VM arrives from another card, or permits the memory to move again.
     pub fn travels(&mut self, vm: TenantId, travels: bool) {
         self.memory.set_migrating(vm, travels);
     }
@@ -517,7 +518,7 @@ impl CardState {
         self.vram().chunks.chunk_bytes()
     }
 
-    /// Returns the location of a byte of guest VRAM, if it has memory.
+    /// Returns the location of a byte of guest VRAM, if its chunk is placed.
     pub(super) fn place_of(&self, vm: TenantId, at: GuestVramAddr) -> Option<Place> {
         match self.vram().chunks.lookup(vm, at, 1) {
             Lookup::Placed(place) => Some(place),

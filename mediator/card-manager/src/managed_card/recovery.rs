@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use vram::TenantId;
 
-/// Interval at which a thread without a lock polls channels that must leave.
+/// Interval between polls of departing channels by a thread that holds no lock.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 impl CardState {
@@ -124,7 +124,7 @@ impl CardState {
         }
     }
 
-    /// Handles a departing channel that has left its engines.
+    /// Completes the departure of a channel that has left its engines.
     fn departed(&mut self, vm: TenantId, physical: ChannelId) {
         let stuck = self.work.channels().run_state(physical) == RunState::Stuck;
         let lingers = stuck && !self.work.channels_mut().let_go(self.memory.card_mut(), physical);
@@ -151,8 +151,8 @@ impl CardState {
         self.vram().wakeup.ring();
     }
 
-    /// Polls the departing channels, with a bounded number of accesses per channel. Must be called until no channel is
-    /// departing.
+    /// Polls the departing channels, with a bounded number of accesses per channel. Must be called repeatedly until no
+    /// channel is departing.
     pub(crate) fn look_at_departures(&mut self) {
         let now_ns = self.now_ns();
         for (physical, vm) in self.work.departures_mut().due(now_ns) {
@@ -192,7 +192,7 @@ impl CardState {
         self.work.channels_mut().let_go(self.memory.card_mut(), physical);
     }
 
-    /// Schedules the next tick early.
+    /// Makes the scheduler tick within [`LOOK_NS`].
     fn look_soon(&mut self) {
         let now = self.card_time();
         self.work.schedule_mut().arm(now, Some(LOOK_NS));
@@ -222,7 +222,7 @@ impl CardState {
 
     /// Removes a faulted channel (if its owner is known) from the card, and lets its engine continue with other
     /// channels. The stopped engine is reset, as in nouveau (`gf100_fifo_recover_work`). Acknowledging the error would
-    /// make the scheduler use the engine again, but would not repair it. An engine that already works for another
+    /// make the scheduler use the engine again, but would not repair it. An engine that already executes another
     /// channel is not reset.
     pub(crate) fn recover(&mut self, card: &dyn Card, channel: Option<(TenantId, VirtualChannelId)>, unit: u32) {
         let engine = match unit {

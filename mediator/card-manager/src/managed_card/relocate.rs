@@ -5,9 +5,9 @@
 //! 2. The VM's channels are stopped and leave the engines. The VM's CPUs are not affected: work that they submit waits
 //!    in the rings, and their writes go to the chunks' old locations and are recorded.
 //! 3. The mediator's own channels copy the chunks in batches.
-//! 4. When a batch has been copied, pages that were written in the meantime are copied again under the VM's lock and
-//!    the card's lock, while later batches are still being copied. Then the chunks switch to their new locations, the
-//!    shadow entries that refer to them are rewritten, and the card's TLBs are flushed.
+//! 4. When a batch has been copied, pages that were written in the meantime are copied again, under the VM's lock and
+//!    the card's lock. Copies of later batches continue during this time. Then the chunks switch to their new
+//!    locations, the shadow entries that refer to them are rewritten, and the card's TLBs are flushed.
 //! 5. The channels resume.
 //!
 //! Neither lock is held during a wait.
@@ -30,7 +30,7 @@ use vram::{Ended, GuestVramAddr, HostAddr, Move, Place, Step, TenantId, Tier, Vr
 
 /// Interval at which channels that must leave the engines are polled. The card has no interrupt for this event.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
-/// Time limit for the engines to make progress. After it, the CPU copies the rest.
+/// Time that the engines may spend without progress before the CPU copies the rest.
 // TIMEOUT: allows for a copy of 512 KiB behind a queue of guest copies. The watchdog handles hung channels of the
 // mediator.
 const STILL_LIMIT: Duration = Duration::from_secs(20);
@@ -80,7 +80,7 @@ impl ManagedCard {
         done
     }
 
-    /// Executes the steps of a VM's relocation until there are no more.
+    /// Executes the steps of a VM's relocation until none remain.
     fn carry_out_moves(&self, holder: &dyn GuestEvents, vm: TenantId, done: &mut Relocated) {
         let (mut wanted, mut copying) = (Vec::new(), VecDeque::new());
         let (mut current, mut copies_began) = (0, None);
@@ -202,7 +202,7 @@ impl ManagedCard {
         moves
     }
 
-    /// Returns those chunks of a batch to which the VM's CPUs have written since their copy began.
+    /// Returns those chunks of a batch that the VM's CPUs have written since the chunk's copy began.
     fn written(&self, vm: TenantId, chunks: &[Chunk]) -> Vec<Chunk> {
         let state = self.lock();
         let is_written = |chunk: &&Chunk| {
@@ -237,7 +237,7 @@ impl ManagedCard {
     }
 
     /// Makes the host allocate the pages of destinations. This takes a long time, but does not delay any VM, because
-    /// the VM still works and the card's lock is free. Failed allocations are retried under the lock, and errors are
+    /// the VM still runs and the card's lock is not held. Failed allocations are retried under the lock, and errors are
     /// reported then.
     fn find_pages(&self, chunks: &[Move]) {
         let lacking: Vec<(HostAddr, Wanted)> = {
@@ -292,7 +292,7 @@ impl ManagedCard {
         let by_engine = first.copies.ok_or_else(dead).and_then(|copies| self.await_jobs(copies));
         by_engine.or_else(|error| {
             tracing::warn!(%error, "the copy engines failed; the CPU copies chunks");
-            // An engine that still works could write to memory that belongs to a guest by then.
+            // An engine that is still running could write to the memory after it has been assigned to a guest.
             let batches = std::iter::once(first).chain(later.iter());
             let to: Vec<Place> = batches.flat_map(|batch| &batch.chunks).map(|chunk| chunk.to).collect();
             let stopped = self.stop_copier(&to);
@@ -310,7 +310,7 @@ impl ManagedCard {
     }
 
     /// Removes the mediator's own channels, if any, from the card, so that they can no longer write. If they do not
-    /// leave, their targets `places` must not be reused.
+    /// leave, quarantines their targets `places`.
     pub(super) fn stop_copier(&self, places: &[Place]) -> Result<(), ManagerError> {
         {
             let mut state = self.lock();
@@ -330,7 +330,7 @@ impl ManagedCard {
         Err(ManagerError::OwnChannelsStay)
     }
 
-    /// Makes the engines execute the jobs that `wanted` returns, and waits until they are done.
+    /// Makes the engines execute the jobs that `wanted` returns, and waits until the jobs are complete.
     pub(super) fn have_done(&self, wanted: impl FnOnce(&mut CardState) -> Vec<Job>) -> Result<(), ManagerError> {
         let copies = {
             let mut state = self.lock();
@@ -426,8 +426,7 @@ impl CardState {
         }
     }
 
-    /// Resets the engines that a VM's channels do not leave. This step needs only the engines; notifying the guest is
-    /// left to the watchdog.
+    /// Resets the engines that execute the first remaining channel of a VM. The watchdog notifies the guest.
     fn force_off(&mut self, vm: TenantId) {
         let first = self
             .stays_on(vm)
@@ -453,8 +452,8 @@ impl CardState {
         self.feeder().look_at_waits(Some(vm));
     }
 
-    /// Commits the new locations of moved chunks. Returns the chunks' ranges, and appends to `ended` true for each
-    /// chunk whose move has ended.
+    /// Commits the new locations of moved chunks. Returns the chunks' ranges. Appends to `ended` a flag for each chunk,
+    /// which is true if the chunk's move has ended.
     fn commit_moves(&mut self, vm: TenantId, chunks: &[Chunk], ended: &mut Vec<bool>) -> Ranges {
         let mut ranges = Vec::new();
         let bytes = self.chunk_bytes();

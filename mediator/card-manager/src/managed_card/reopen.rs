@@ -44,7 +44,7 @@ const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 /// Input for reopening a card.
 pub struct Handed {
-    /// The saved parts.
+    /// Saved form of the card and its VMs.
     pub saved: SavedHost,
     /// File with the host memory for chunks, if any.
     pub host_memory: Option<File>,
@@ -63,7 +63,7 @@ pub struct Reopened {
     clear: bool,
 }
 
-/// The card's context for restoring its parts.
+/// Context in which the card's parts are restored.
 struct Around<'a> {
     layout: channels::Layout,
     own: (u32, u32),
@@ -337,7 +337,7 @@ impl ManagedCard {
 }
 
 impl CardState {
-    /// Makes the card release a channel.
+    /// Requests that a channel leave its engines. Returns an error if it has not left yet.
     fn leaves(&mut self, physical: nvspec::fifo::ChannelId) -> Result<(), channels::Stuck> {
         let Self { memory, work, .. } = self;
         work.channels_mut().kick(memory.card_mut(), physical)

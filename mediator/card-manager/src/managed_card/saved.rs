@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 /// Owner number of a card's parts in a file.
 const CARD: u32 = 0;
 
-/// Saved form of the card manager's state of a card, without the parts that lower layers save.
+/// Saved form of the card manager's own state. Excludes the parts that lower layers save.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedOwner {
     /// Chunk size in bytes, checked against the settings before the rest is parsed.
@@ -35,14 +35,14 @@ pub(super) struct SavedOwner {
 
 first_version!(SavedOwner, "owner");
 
-/// Saved form of a card and its VMs, without each VM's own state.
+/// Saved form of a card and its VMs, excluding each VM's own state.
 #[derive(Debug)]
 pub struct SavedHost {
     /// Parts from lower layers, which include the VMs.
     pub card: SavedCard,
     /// The card manager's part.
     pub(super) owner: SavedOwner,
-    /// Segments shared between VMs, if any. A program that does not support segments can take over a card without them.
+    /// Segments shared between VMs, if any. A daemon that does not support segments can take over a card without any.
     pub(super) segments: Option<SavedSegments>,
 }
 
@@ -80,8 +80,7 @@ impl SavedHost {
 }
 
 impl ManagedCard {
-    /// Checks that another process could continue with the card and its memory. Must be called before the card is
-    /// quiesced.
+    /// Checks that another process could take over the card and its memory. Must be called before the card is quiesced.
     ///
     /// # Errors
     /// Returns an error with the reason if a part cannot be handed over.

@@ -135,7 +135,7 @@ impl CardView for CardState {
 
     fn take_ended(&mut self) -> Vec<(Submission, Option<Nanos>)> {
         let now_ns = self.now_ns();
-        // With a single VM, forged records cannot harm anyone else.
+        // With a single VM, forged records cannot harm another VM.
         let shared = self.vms.len() > 1;
         let Self { memory, work, .. } = self;
         let mut completions = work.channels_mut().completed(memory.card_mut(), now_ns, shared);

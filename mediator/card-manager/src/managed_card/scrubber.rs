@@ -21,7 +21,7 @@ use vram::{PagePool, Place, TenantId};
 /// VM number of the mediator's PGRAPH channel in [`Channels`]. No operator's VM has this number.
 pub(super) const SCRUBBER: TenantId = TenantId::CLEARER;
 
-/// The mediator's only channel on PGRAPH.
+/// Number of the mediator's only channel on PGRAPH.
 const CHANNEL: VirtualChannelId = VirtualChannelId(0);
 /// Size of the kernel's code, and of its push buffer, in bytes.
 const PART_BYTES: u64 = SMALL_PAGE;
@@ -35,26 +35,26 @@ pub(super) struct Scrubber {
     ring: [u64; 1 << RING_LOG2],
     put: u32,
     busy: Option<Submission>,
-    /// Set if the channel no longer works.
+    /// Set if the channel has hung or faulted.
     broken: bool,
     pub(super) tenancy: Tenancy,
     pub(super) keeping: Keeping,
-    /// Channels that had not left the card when PGRAPH changed hands, because a copy engine was executing them.
+    /// Channels that had not left the card when PGRAPH's tenant changed, because a copy engine was executing them.
     elsewhere: Vec<ChannelId>,
 }
 
 /// Time that a departing tenant blocks PGRAPH without using it.
 #[derive(Debug, Default)]
 pub(super) struct Keeping {
-    /// Tenant, and time of the last poll in this state.
+    /// Tenant that blocked PGRAPH at the last poll, and the time of this poll.
     since: Option<(TenantId, Nanos)>,
-    /// Tenant, and start of the time that has not been reported to the scheduler yet.
+    /// Tenant to charge, and the start of the time that has not been reported to the scheduler yet.
     kept: Option<(TenantId, Nanos)>,
 }
 
 impl Keeping {
     /// Records a poll while PGRAPH's tenant must leave. `keeps` is true if the tenant has not left although PGRAPH is
-    /// idle, in which case the tenant is charged for the time since the last poll in this state.
+    /// idle. The tenant is then charged for the time until the next poll.
     fn look(&mut self, vm: TenantId, keeps: bool, now: Nanos) {
         if let Some((_, since)) = self.since.take().filter(|(of, _)| *of == vm) {
             let before = self.kept.filter(|(of, _)| *of == vm).map_or(since, |(_, before)| before);
@@ -112,7 +112,7 @@ impl Scrubber {
         channels.submit_runlist(&mut own, SCRUBBER, &[CHANNEL]);
     }
 
-    /// Runs the kernel once.
+    /// Submits one run of the kernel.
     fn submit(&mut self, vram: &mut CardVram, channels: &mut Channels, now: u64) -> Result<(), ManagerError> {
         let address = va(Place::Card(vram::VramAddr(self.push.0.0)));
         let entry = GpEntry::new().with_address_dwords(address.0 >> 2).with_dwords(self.push.1);
@@ -133,7 +133,7 @@ impl Scrubber {
         Ok(())
     }
 
-    /// Records that PGRAPH changes hands while copy engines execute these channels of its tenant.
+    /// Records that PGRAPH's tenant changes while copy engines execute these channels of the previous tenant.
     fn not_awaited(&mut self, channels: Vec<ChannelId>) {
         self.elsewhere.extend(channels);
         self.elsewhere.sort_unstable();
@@ -150,7 +150,7 @@ impl Scrubber {
         self.busy.is_some()
     }
 
-    /// Handles a hang or fault of the clearing channel.
+    /// Marks the clearing channel as broken after a hang or fault.
     pub(super) fn breaks(&mut self, now: u64) {
         (self.broken, self.busy) = (true, None);
         let _waits = self.tenancy.cleared(now, false);
@@ -158,7 +158,7 @@ impl Scrubber {
 }
 
 impl CardState {
-    /// Returns how often PGRAPH has changed hands, or `None` if it is not cleared between VMs.
+    /// Returns the counts of PGRAPH's tenant changes, or `None` if PGRAPH is not cleared between VMs.
     #[must_use]
     pub fn tenancy_counts(&self) -> Option<Counts> {
         self.scrubber.as_ref().map(|scrubber| scrubber.tenancy.counts())
@@ -182,7 +182,7 @@ impl CardState {
         }
     }
 
-    /// Removes a VM that is being removed from the card from the candidates for PGRAPH.
+    /// Ends a VM's use of PGRAPH or its wait for PGRAPH, because the VM is being removed from the card.
     pub(super) fn forget_graphics(&mut self, vm: TenantId) {
         if let Some(scrubber) = &mut self.scrubber {
             scrubber.tenancy.forget(vm);
@@ -194,7 +194,7 @@ impl CardState {
         }
     }
 
-    /// Handles the completion of the clearing kernel.
+    /// Admits the next VM to PGRAPH after the clearing kernel has completed.
     pub(super) fn graphics_cleared(&mut self, submission: Submission) {
         let now = self.now_ns();
         if let Some(mut scrubber) = self.scrubber.take() {
@@ -314,9 +314,9 @@ impl CardState {
         works(engine::CE0) || works(engine::CE1)
     }
 
-    /// Returns true if PGRAPH is idle, and a second flag that is true if, in addition, no more of a VM's work can reach
-    /// PGRAPH. A channel on a copy engine cannot, because it is stopped and reaches no other engine before its VM is
-    /// admitted again.
+    /// Returns two flags. The first is true if PGRAPH is idle. The second is true if, in addition, no more of a VM's
+    /// work can reach PGRAPH. Work on a copy engine cannot, because its channel is stopped and runs on no other engine
+    /// before the VM is admitted again.
     // GUESS: the card does not schedule a stopped channel on any engine other than the one that is already executing
     // it.
     fn has_left_graphics(&mut self, scrubber: &mut Scrubber, vm: TenantId) -> (bool, bool) {
@@ -336,8 +336,8 @@ impl CardState {
         (true, !stays)
     }
 
-    /// Queues VMs for PGRAPH whose channels lost it while a copy engine was executing them, once that work has
-    /// completed.
+    /// Queues for PGRAPH the VMs of channels that lost PGRAPH while a copy engine was executing them, once that work
+    /// has completed.
     fn look_elsewhere(&mut self, scrubber: &mut Scrubber, now: u64) {
         for channel in std::mem::take(&mut scrubber.elsewhere) {
             let Some((vm, _)) = self.work.channels().by_physical(channel) else { continue };

@@ -29,8 +29,8 @@ struct Lent {
 }
 
 impl ManagedCard {
-    /// Makes VM `its` of card `to` borrow these chunks of a VM, which keeps working. Returns the chunks that cannot be
-    /// borrowed because they are on the card or the cards' chunk sizes differ.
+    /// Makes VM `its` of card `to` borrow these chunks of VM `vm`, which keeps working. Returns the chunks that cannot
+    /// be borrowed, for example because they are on the card, or because the cards' chunk sizes differ.
     ///
     /// # Errors
     /// Returns an error if the other card has too little memory or does not respond.
@@ -95,7 +95,7 @@ impl ManagedCard {
     ///
     /// # Errors
     /// Returns an error if this card still uses the other card's memory. In this case, the other card must not reuse
-    /// it.
+    /// the memory.
     pub fn copy_borrowed_memory(&self, vm: TenantId) -> Result<(), ManagerError> {
         loop {
             let _one_at_a_time = self.moving.lock();
@@ -135,7 +135,8 @@ impl ManagedCard {
 }
 
 impl CardState {
-    /// Returns a whole chunk's host memory.
+    /// Returns the host memory of a chunk, or `None` if the chunk is on the card or not at the start of its host
+    /// memory.
     fn host_memory_of(&self, vm: TenantId, at: GuestVramAddr) -> Option<DmaMemory> {
         let Some(Place::Host(slot)) = self.place_of(vm, at) else { return None };
         let (memory, offset) = self.vram().pinned.memory(slot)?;

@@ -1,8 +1,8 @@
 //! Quiesces the card, so that no VM's channel is on an engine, completed work has been reported, and no memory moves.
 //! The card can then be saved or handed over.
 //!
-//! Guests keep running. Work that they submit waits in the rings, and their writes to memory take effect. They only
-//! notice that work takes longer.
+//! Guests keep running. Work that they submit waits in the rings, and their writes to memory take effect. They notice
+//! only that work takes longer.
 
 use super::scrubber::Scrubber;
 use super::{CardState, ManagedCard};
@@ -31,8 +31,8 @@ pub struct Standstill<'a> {
 }
 
 impl ManagedCard {
-    /// Makes the work of all VMs leave the engines. If a channel has not left within `limit`, it is killed as hung and
-    /// its guest is notified, and the wait for the other channels continues. The caller must not hold a lock.
+    /// Makes the work of all VMs leave the engines. A channel that has not left within `limit` is killed as hung, and
+    /// its guest is notified. The wait for the other channels then continues. The caller must not hold a lock.
     ///
     /// # Errors
     /// Returns an error if a channel still does not leave the card. In this case, the card continues.
@@ -116,7 +116,7 @@ impl CardState {
         self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::Standstill, still);
     }
 
-    /// Returns the channels that are still on their engines, or `None` if there are none. Omits departing channels.
+    /// Returns the channels that are still on their engines, or `None` if all have left. Omits departing channels.
     fn stays(&mut self) -> Option<Vec<(TenantId, VirtualChannelId)>> {
         self.look_at_departures();
         let vms: BTreeSet<TenantId> = self.vms.keys().copied().collect();
@@ -129,7 +129,7 @@ impl CardState {
         (!stays.is_empty() || clears || self.work.departures().any_leaving(None)).then_some(stays)
     }
 
-    /// Kills a channel on all engines that it uses. Returns the event for its guest, if the guest must be notified.
+    /// Kills a channel that does not leave its engine. Returns the event for its guest, if the guest must be notified.
     fn kill_hung(&mut self, vm: TenantId, channel: VirtualChannelId) -> Option<GuestEvent> {
         let physical = self.work.channels().physical(vm, channel)?;
         let on = Engine::ALL
@@ -137,8 +137,8 @@ impl CardState {
             .map(number_of)
             .find(|engine| self.work.channels_mut().occupant(self.memory.card_mut(), *engine) == Some(physical));
         let Some(engine) = on else {
-            // No engine executes this channel. It is enough to reset the engines that it occupies, without notifying
-            // its guest.
+            // No engine executes this channel. Resetting the engines that it occupies is enough, and its guest need not
+            // be notified.
             self.reset_engines_of(physical);
             return None;
         };

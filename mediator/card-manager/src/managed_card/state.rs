@@ -1,4 +1,4 @@
-//! Queries and changes of a card's state for other modules.
+//! Methods for other modules that query or change a card's state.
 
 use super::CardState;
 use crate::work::usage::SchedulerUsage;
@@ -16,7 +16,7 @@ use vram::TenantId;
 
 /// Methods for the card's memory.
 impl CardState {
-    /// Returns the card's memory: the VMs' shares, its division, and memory lent to the card.
+    /// Returns the state of the card's memory: the VMs' shares, the division, and RAM lent to the card.
     #[must_use]
     pub fn memory(&self) -> &Memory {
         &self.memory
@@ -27,7 +27,7 @@ impl CardState {
         &mut self.memory
     }
 
-    /// Returns the guest memory in all locations.
+    /// Returns the guests' memory, on the card and on the host.
     #[must_use]
     pub fn vram(&self) -> &CardVram {
         self.memory.vram()
@@ -164,8 +164,8 @@ impl CardState {
         self.guest_alarms.arm(vm, now, in_ns);
     }
 
-    /// Returns how many interrupts without a completion a VM has caused, and how often its channels were paused because
-    /// of them.
+    /// Returns the number of interrupts without a completion that a VM has caused, and the number of pauses due to
+    /// them.
     #[must_use]
     pub fn noise_of(&self, vm: TenantId) -> (u64, u64) {
         self.work.noise().interrupts_and_pauses(vm)
@@ -196,8 +196,8 @@ impl CardState {
         usage
     }
 
-    /// Starts recording the scheduler, in at most `limit` bytes. `names` contains the VMs' names. Returns `false` if a
-    /// recording is already running or the scheduler's current state does not fit.
+    /// Starts a recording of the scheduler, of at most `limit` bytes. `names` contains the VMs' names. Returns `false`
+    /// if a recording is already running or the scheduler's current state does not fit.
     pub fn start_record(&mut self, names: &BTreeMap<TenantId, String>, limit: usize) -> bool {
         let at = self.card_time();
         self.work.start_record(at, names, limit)
@@ -215,8 +215,8 @@ impl CardState {
         self.memory.start_accesses(now, vm)
     }
 
-    /// Stops counting the accesses to a VM's memory and returns the counts, or `None` if they are not being counted,
-    /// for example because the VM was removed.
+    /// Stops counting the accesses to a VM's memory. Returns the counts, or `None` if no count is in progress, for
+    /// example because the VM was removed.
     pub fn end_accesses(&mut self, vm: TenantId) -> Option<Accesses> {
         let now = self.now_ns();
         self.memory.end_accesses(now, vm)

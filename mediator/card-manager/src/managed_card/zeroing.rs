@@ -1,4 +1,4 @@
-//! Zeroing of free memory: with the copy engines if they are configured for this and work, or else with the CPU.
+//! Zeroes free memory with the copy engines if configured and functional, and otherwise with the CPU.
 
 use super::ManagedCard;
 use crate::ManagerError;
@@ -44,7 +44,7 @@ impl ManagedCard {
             return !places.is_empty();
         };
         tracing::warn!(%error, "the copy engines failed; the CPU zeroes memory instead");
-        // An engine that still works could write to memory that belongs to a guest by then.
+        // An engine that is still running could write to the memory after it has been assigned to a guest.
         match self.stop_copier(&places) {
             Ok(()) => self.lock().vram_mut().engines_have_failed(),
             Err(_) => self.lock().vram_mut().engines_keep(),

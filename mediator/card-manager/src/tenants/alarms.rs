@@ -30,7 +30,7 @@ impl<A: Alarm> GuestAlarms<A> {
         self.set(now);
     }
 
-    /// Removes the due alarms and returns their VMs. Called when the timer has expired.
+    /// Removes the due alarms and returns their VMs. Must be called when the timer has expired.
     pub(crate) fn due(&mut self, now: u64) -> Vec<TenantId> {
         if let Err(error) = self.timer.silence() {
             tracing::error!(%error, "cannot read the timer for guest alarms");

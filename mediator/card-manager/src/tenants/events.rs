@@ -5,8 +5,8 @@ use devmodel::events::SmError;
 use nvspec::addr::GpuVa;
 use nvspec::fifo::VirtualChannelId;
 
-/// A card event for one VM. It contains physical addresses and numbers where the card manager does not know the VM's
-/// own ones.
+/// A card event for one VM. It contains physical addresses and numbers where the card manager does not know the
+/// guest's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestEvent {
     /// Work on an engine has raised its non-stall interrupt, and the VM had work on this engine.
@@ -18,7 +18,7 @@ pub enum GuestEvent {
     Runlist,
     /// Departing channels have left the card ([`take_left`](crate::CardState::take_left)).
     Left,
-    /// The card can accept the remaining entries of a channel's ring.
+    /// The card may be able to accept the remaining entries of a channel's ring.
     Resume(Doorbell),
     /// The VM's PTIMER alarm is due or nearly due.
     Alarm,
@@ -48,7 +48,7 @@ pub enum GuestEvent {
         channel: VirtualChannelId,
         /// Number of the PBDMA.
         unit: u32,
-        /// Bits in the format of `pbdma::INTR_0`.
+        /// Interrupt causes, in the format of `pbdma::INTR_0`.
         intr: u32,
         /// Method, in the format of `pbdma::METHOD_0`.
         method: u32,
@@ -59,7 +59,7 @@ pub enum GuestEvent {
     Graph {
         /// The VM's channel.
         channel: VirtualChannelId,
-        /// Bits in the format of `pgraph::INTR`.
+        /// Interrupt causes, in the format of `pgraph::INTR`.
         intr: u32,
         /// Error code, in the format of `pgraph::DATA_ERROR`.
         code: u32,
@@ -80,7 +80,7 @@ pub enum GuestEvent {
         channel: VirtualChannelId,
         /// Number of the copy engine: 0 or 1.
         engine: u32,
-        /// Bits in the format of `ce0::INTR`.
+        /// Interrupt causes, in the format of `ce0::INTR`.
         intr: u32,
         /// Error report, in the format of `nvspec::class::ce90b5::error`.
         report: u32,

@@ -7,8 +7,8 @@
 use super::GuestEvent;
 use std::collections::VecDeque;
 
-/// Maximum number of queued errors. Any more are only counted. Engines continue after an error, so a guest can cause
-/// any number of errors.
+/// Maximum number of queued errors. Further errors are only counted. Engines continue after an error, so a guest can
+/// cause any number of errors.
 const MAX_QUEUED_ERRORS: usize = 256;
 
 /// Events waiting for a VM.
@@ -25,13 +25,13 @@ impl Inbox {
             return;
         }
         match event {
-            // A channel's ring is read up to its last doorbell, so keep only that one.
+            // Keep only a channel's last doorbell, up to which its ring is read.
             GuestEvent::Resume(doorbell) => {
                 let same = |old: &GuestEvent| matches!(old, GuestEvent::Resume(old) if old.channel == doorbell.channel);
                 self.events.retain(|old| !same(old));
             }
-            // Each of these events ends a channel, which stays bound until the event is handled. Therefore, each
-            // channel has at most one of them.
+            // A fault or hang ends its channel, which stays bound until the event is handled, so each channel has at
+            // most one. The other events are queued at most once, or once per engine.
             GuestEvent::MmuFault { .. }
             | GuestEvent::Hang { .. }
             | GuestEvent::NonStall { .. }

@@ -46,7 +46,8 @@ impl<R: Recipient, L: Locks> Mailbox<R, L> {
     /// Acquires the lock, and waits for it if necessary.
     ///
     /// # Panics
-    /// Panics if the recipient is [torn](Self::is_torn). The panic ends the VM's own thread. Other threads check first.
+    /// Panics if the recipient is [torn](Self::is_torn). The panic ends the VM's own thread. Other threads check for
+    /// this state first.
     #[track_caller]
     pub fn lock(&self) -> MailboxGuard<'_, R, L> {
         let held = self.lock_torn();

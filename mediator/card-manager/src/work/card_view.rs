@@ -10,8 +10,8 @@ use vram::TenantId;
 
 /// Queries and requests that a feeder sends to its card. Implemented by a card's locked state, and by a model in tests.
 ///
-/// The schedule is part of this state rather than of the feeder, because a request may end channels, and a feeder for
-/// the same card must be notified before the request returns ([`Self::kill`]).
+/// The schedule is part of this state rather than of the feeder. A request may end channels, and a feeder for the same
+/// card must then be notified before the request returns ([`Self::kill`]).
 pub trait CardView {
     /// Alarm that wakes the interrupt thread.
     type Alarm: Alarm;
@@ -85,8 +85,8 @@ pub trait CardView {
     /// Keeps a channel off the card, or lets it return together with its work.
     fn withhold(&mut self, channel: ChannelId, descheduled: bool);
 
-    /// Advances a due tenant change of an engine that only one VM may use at a time. Returns the VM that has blocked
-    /// PGRAPH with work on other engines since the last call, if any, and the start of this time.
+    /// Advances a due tenant change of an engine that only one VM may use at a time. If a VM has blocked PGRAPH with
+    /// work on other engines since the last call, returns the VM and the time at which this began.
     fn hand_over(&mut self) -> Option<(TenantId, Nanos)>;
 
     /// Removes a channel that has occupied an engine for too long from the card, and reports its end through

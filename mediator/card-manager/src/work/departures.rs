@@ -13,7 +13,7 @@ pub(crate) const LOOK_NS: u64 = 500_000;
 /// Number of polls after which the engine that executes a channel is reset. These polls take at least 20 ms.
 // TIMEOUT: an idle engine releases a channel much sooner. A busy host delays the polls.
 const ASKED_LOOKS: u32 = 40;
-/// Number of polls after the reset before waiting for the channel ends.
+/// Number of polls after the reset until the wait for the channel ends.
 const RESET_LOOKS: u32 = 200;
 /// Interval between polls of a channel that has not left after the reset, in ns. It may still leave, because a slow
 /// host may only have delayed the card.
@@ -26,7 +26,7 @@ enum Stage {
     Asked,
     /// The engines that executed the channel were reset.
     Reset,
-    /// The channel has left. Its VM must unmap its work area.
+    /// The channel has left. The VM must unmap the channel's work area.
     Left,
     /// The channel does not leave the card, and no thread waits for it. It may still leave late, or after a card reset.
     Kept,
@@ -41,7 +41,7 @@ struct Departure {
     looks: u32,
     /// Time of the last counted poll, in ns since the card was taken over.
     looked_ns: u64,
-    /// Set if the scheduler charges the channel's work until it has left.
+    /// Set if the scheduler charges the channel's work until the channel has left.
     charged: bool,
 }
 
@@ -78,7 +78,7 @@ impl Departures {
         due.map(|(channel, departure)| (*channel, departure.vm)).collect()
     }
 
-    /// Returns true if any channel (of `vm`, if given) has not left yet.
+    /// Returns true if any channel (of `vm`, if given) is still expected to leave the card.
     pub(crate) fn any_leaving(&self, vm: Option<TenantId>) -> bool {
         self.0.values().any(|departure| departure.is_leaving() && vm.is_none_or(|vm| vm == departure.vm))
     }
@@ -121,8 +121,8 @@ impl Departures {
         Some(remedy)
     }
 
-    /// Records that a channel has left. If `lingers` is true, its VM must still unmap its work area. Returns true if
-    /// the scheduler must be notified that the channel's work has ended.
+    /// Records that a channel has left. If `lingers` is true, the VM must still unmap the channel's work area. Returns
+    /// true if the scheduler must be notified that the channel's work has ended.
     pub(crate) fn leave(&mut self, channel: ChannelId, lingers: bool) -> bool {
         let charged = self.discharge(channel);
         match self.0.get_mut(&channel) {

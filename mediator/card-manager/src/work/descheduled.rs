@@ -2,10 +2,9 @@
 //!
 //! There are two kinds. A channel of the first kind was stopped, by its guest or because memory moves, and has left the
 //! card. It resumes when it may run again. A channel of the second kind waits for a semaphore, and *rests* while other
-//! channels have work. The reason is that its acquire may repeatedly block the method fetch unit for a whole time
-//! slice, or that its VM has used up its [hops](WakeAllowance) for work between waits. Periodically, one resting
-//! channel may poll its semaphore again, as a submission does in its slice. If the card has no other work, no channel
-//! rests.
+//! channels have work. It rests because its acquire may repeatedly block the method fetch unit for a whole time slice,
+//! or because its VM has used up its [hops](WakeAllowance) for work between waits. Periodically, one resting channel
+//! may poll its semaphore again, as a submission does in its slice. If the card has no other work, no channel rests.
 
 use nvspec::fifo::ChannelId;
 use sched::Nanos;
@@ -80,8 +79,7 @@ impl DescheduledChannels {
         self.resting.retain(|channel| channels.contains_key(channel));
     }
 
-    /// If a poll is due, removes the next channel to poll from the resting ones and returns it. `wanted` is true if
-    /// other VMs have work.
+    /// Removes and returns the resting channel to poll next, if a poll is due. `wanted` is true if other VMs have work.
     pub(crate) fn wake_next(&mut self, now: Nanos, wanted: bool) -> Option<ChannelId> {
         if wanted && now < self.next {
             return None;
@@ -96,8 +94,8 @@ impl DescheduledChannels {
 }
 
 /// Limits how often a VM's channels do work between two polls that both find them waiting. Such work is neither
-/// measured nor part of a slice, so each VM may do it a few times in a row, and then only as often as a resting channel
-/// may poll.
+/// measured nor part of a slice. Therefore, each VM may do it a few times in a row, and then only as often as a resting
+/// channel may poll.
 #[derive(Debug, Default)]
 pub(crate) struct WakeAllowance(pub(super) BTreeMap<TenantId, Nanos>);
 

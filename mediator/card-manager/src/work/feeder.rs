@@ -7,8 +7,8 @@
 //! A submission that cannot run does not block others: it arrives only once the guest has enabled and listed its
 //! channel. A started submission may wait, for a semaphore or because its channel was stopped. It releases the engine
 //! once the card reports that no engine executes its channel. Until then, it is charged and its limit applies,
-//! regardless of the guest's register writes, and a stopped channel is requested to leave the engine. When the
-//! submission can run again, it resumes in a [slice](super::descheduled).
+//! regardless of the guest's register writes. If its channel was stopped, the feeder requests that the channel leave
+//! the engine. When the submission can run again, it resumes in a [slice](super::descheduled).
 //!
 //! Modules: `arrivals` (submissions before they are queued), `waits` (submissions and channels that cannot run), and
 //! `engines` (channels on the engines, and overruns).
@@ -75,8 +75,8 @@ impl<'a, C: CardView> Feeder<'a, C> {
         self.feed([Event::Released { vgpu: vm }]);
     }
 
-    /// Handles the end of a physical channel, which has left the card with all its work. Work that ended earlier was
-    /// already [completed](Self::complete).
+    /// Removes the work of a physical channel that has ended and left the card. Work that ended earlier was already
+    /// [completed](Self::complete).
     pub(crate) fn channel_ended(&mut self, vm: TenantId, channel: ChannelId) {
         self.schedule().forget(|held| held.channel == channel);
         self.schedule().several.remove(&channel);

@@ -63,7 +63,7 @@ impl InterruptRateLimit {
         self.0.get(&vm).map(|caused| (caused.total, caused.pauses)).unwrap_or_default()
     }
 
-    /// Removes a VM that no longer exists.
+    /// Removes the account of a VM that no longer exists.
     pub(crate) fn forget(&mut self, vm: TenantId) {
         self.0.remove(&vm);
     }

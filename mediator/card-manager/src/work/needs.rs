@@ -9,7 +9,7 @@ use sched::Engine;
 /// Engines that a submission needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Needs {
-    /// PGRAPH, or unknown.
+    /// PGRAPH, or the engines are unknown.
     #[default]
     Graphics,
     /// Only copy engines, starting with this one.

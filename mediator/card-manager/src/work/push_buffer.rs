@@ -46,8 +46,8 @@ impl<'a> Reader<'a> {
         Self { bindings, state: State::Header, left: WORDS, needs: Needs::Host }
     }
 
-    /// Parses a push buffer of `dwords` dwords in parts. `read` fills a buffer with the dwords from an index on, and
-    /// returns `None` if they cannot be read.
+    /// Parses a push buffer of `dwords` dwords in parts. `read` fills a buffer with the dwords that start at an index,
+    /// and returns `None` if they cannot be read.
     pub fn range(&mut self, dwords: u32, mut read: impl FnMut(usize, &mut [u8]) -> Option<()>) {
         let dwords = dwords as usize;
         if dwords > self.left {
@@ -83,7 +83,7 @@ impl<'a> Reader<'a> {
         *self.bindings = Bindings::default();
     }
 
-    /// Parses one dword. Returns false at the end of the range.
+    /// Parses one dword. Returns false if the rest of the range need not be read.
     fn word(&mut self, word: u32) -> bool {
         let State::Data { subchannel, method, step, then, count } = self.state else { return self.header(word) };
         let next = State::Data {
@@ -128,7 +128,7 @@ impl<'a> Reader<'a> {
         true
     }
 
-    /// Processes a method. Returns false if the rest need not be read.
+    /// Adds the needs of a method. Returns false if the rest need not be read.
     fn method(&mut self, subchannel: u8, method: u32, datum: u32) -> bool {
         let Some(bound) = self.bindings.0.get_mut(usize::from(subchannel)) else {
             self.give_up();

@@ -1,4 +1,4 @@
-//! Saved form of the work on a card, without its channels and its scheduler, which are saved separately.
+//! Saved form of the work on a card, excluding its channels and its scheduler, which are saved separately.
 
 use super::Work;
 use super::departures::Departures;
@@ -68,7 +68,8 @@ enum SavedWhy {
     Queued,
 }
 
-/// Interrupts caused by a VM. Its channels' state shows whether it is paused because of them.
+/// Interrupts caused by a VM. The state of the VM's channels shows whether the VM is paused because of these
+/// interrupts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedNoise {
     vm: u32,
@@ -176,8 +177,8 @@ impl SavedWork {
         Ok(Work { channels, departures: Departures::default(), schedule, noise, ended })
     }
 
-    /// Checks that each submission is in flight on its channel and known to the scheduler, and that each descheduled
-    /// channel has one.
+    /// Checks that each submission is in flight on its channel, that the scheduler has no other submissions, and that
+    /// each descheduled channel belongs to its VM.
     fn check(&self, channels: &Channels, scheduler: &Scheduler) -> Result<(), Invalid> {
         let Self { held, descheduled, resting, hops, several, noise, .. } = self;
         let ordered = ascend(held.iter().map(|held| held.ticket))

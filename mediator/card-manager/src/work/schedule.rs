@@ -61,12 +61,12 @@ pub struct Schedule<A = TimerAlarm> {
     /// Expiry time of the alarm if it is armed.
     pub(super) armed: Option<Nanos>,
     pub(crate) outbox: Vec<(TenantId, GuestEvent)>,
-    /// Number of submissions that were not waiting for an engine at the last poll.
+    /// Number of submissions that were waiting for a semaphore at the last poll.
     pub(crate) waiting: usize,
     /// Channels whose work is kept off the card.
     pub(crate) descheduled: DescheduledChannels,
-    /// Submissions on the card whose channels are kept off PGRAPH until their VM uses it again. They are not booked on
-    /// any engine in the scheduler.
+    /// Submissions on the card with channels that are kept off PGRAPH until their VM uses PGRAPH again. They are not
+    /// booked on any engine in the scheduler.
     pub(crate) barred: BTreeSet<Ticket>,
     /// Channels that could run on several engines, each with the engine on which it was last observed.
     pub(crate) several: BTreeMap<ChannelId, Option<Engine>>,
@@ -101,7 +101,7 @@ impl<A: Alarm> Schedule<A> {
         })
     }
 
-    /// Returns the scheduler, read-only.
+    /// Returns the scheduler.
     #[must_use]
     pub fn scheduler(&self) -> &Scheduler {
         &self.scheduler
@@ -160,7 +160,7 @@ impl<A: Alarm> Schedule<A> {
         }
     }
 
-    /// Handles the alarm's expiry. It does not expire again until it is armed again.
+    /// Clears the expired alarm, which does not expire again until it is armed again.
     pub(crate) fn disarm(&mut self) {
         self.armed = None;
         if let Err(error) = self.alarm.silence() {
@@ -168,8 +168,8 @@ impl<A: Alarm> Schedule<A> {
         }
     }
 
-    /// Returns true if work in flight must be polled, because other work waits for it or it may be blocked by deferred
-    /// work.
+    /// Returns true if the card must be polled: work in flight delays other work, a resting channel waits for its next
+    /// poll, or the engine of work in flight must be observed.
     pub(crate) fn is_contended(&self) -> bool {
         self.scheduler.in_flight() > 0 && (self.waiting > 0 || self.scheduler.queued() > 0)
             || self.descheduled.any_rests()
@@ -185,8 +185,8 @@ impl<A: Alarm> Schedule<A> {
         }
     }
 
-    /// Returns the engine on which a channel's work is booked: for a channel with several possible engines, the one on
-    /// which it was last observed, and otherwise its first engine.
+    /// Returns the engine on which a channel's work is booked. If the channel could run on several engines, this is the
+    /// engine on which it was last observed. Otherwise, it is the channel's first engine.
     pub(crate) fn engine_for(&self, channel: ChannelId, engines: [bool; Engine::COUNT]) -> Engine {
         let seen = self.several.get(&channel).copied().flatten();
         let first = || Engine::ALL.into_iter().find(|engine| engines[engine.index()]);
@@ -282,14 +282,15 @@ impl<A: Alarm> Schedule<A> {
         }
     }
 
-    /// Returns the latest time at which the engine that is executing a channel may have started its first submission.
+    /// Returns the `on_engine` time of a channel's first started submission. Sets it to `now` if the submission was not
+    /// observed on an engine before.
     pub(crate) fn seen_since(&mut self, channel: ChannelId, now: Nanos) -> Option<Nanos> {
         let ticket = self.first_of(channel, &[Stage::Started])?;
         self.held.get_mut(&ticket).map(|held| *held.on_engine.get_or_insert(now))
     }
 
-    /// Records that an engine executes a channel all of whose work was descheduled. Returns the event for the
-    /// scheduler.
+    /// Records that an engine executes a channel, although all of the channel's work was waiting or descheduled.
+    /// Returns the event for the scheduler.
     pub(crate) fn bring_back(&mut self, channel: ChannelId) -> Option<Event> {
         if self.first_of(channel, &[Stage::Started]).is_some() {
             return None;

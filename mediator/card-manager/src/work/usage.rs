@@ -13,7 +13,7 @@ pub use tenancy::{TenantTime, TimeView, Wait};
 pub struct SchedulerUsage {
     /// Settings of the scheduler.
     pub config: Config,
-    /// Division of time, in the form common to all kinds of card.
+    /// Division of time, in the form common to all kinds of cards.
     pub time: TimeView,
     /// Oldest overdue submissions of each VM, oldest first.
     pub overdue: BTreeMap<TenantId, Vec<Overdue>>,
@@ -37,7 +37,7 @@ impl Work {
         own.and_then(|at| sched::shares(&params).get(at).copied()).unwrap_or(0)
     }
 
-    /// Returns the scheduler's accounts, including the use in the last `recent_ns` nanoseconds.
+    /// Returns the scheduler's usage data, including the use in the last `recent_ns` nanoseconds.
     pub(crate) fn usage(&self, now: Nanos, recent_ns: u64) -> SchedulerUsage {
         let scheduler = self.schedule.scheduler();
         let since = Nanos(now.0.saturating_sub(recent_ns));

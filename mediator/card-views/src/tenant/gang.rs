@@ -1,4 +1,4 @@
-//! Tenants with several cards.
+//! Combines the states of a tenant on several cards.
 
 use std::path::Path;
 

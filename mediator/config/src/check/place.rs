@@ -14,8 +14,8 @@ use super::{CardKind, CardSpec, DaemonSpec, Refusal, RefusalKind, VmSpec};
 /// Start of the refusal if no card is suitable.
 pub(crate) const NO_ROOM: &str = "no card has enough free capacity";
 
-/// Memory of a card that is not guaranteed to any virtual machine, in MiB, followed by a tie-breaker that decreases
-/// with the VRAM visible to virtual machines.
+/// A card's memory that is not guaranteed to any virtual machine, in MiB, and a tie-breaker that decreases with the
+/// VRAM visible to virtual machines.
 type Room = (u64, u64);
 
 fn room(card: &CardSpec, others: &[&VmSpec]) -> Room {
@@ -72,8 +72,8 @@ fn both(first: Refusal, second: Refusal) -> Refusal {
     Refusal { kind, field, what: format!("{what}; {}: {}", second.field, second.what) }
 }
 
-/// Chooses one of `cards` for a virtual machine by the daemon's policy, given `others`. Ignores the virtual machine's
-/// configured card.
+/// Chooses one of `cards` for a virtual machine by the daemon's policy, given the other virtual machines `others`.
+/// Ignores the virtual machine's configured card.
 #[must_use]
 pub fn chosen<'a>(vm: &VmSpec, daemon: &DaemonSpec, cards: &'a [CardSpec], others: &[&VmSpec]) -> Option<&'a CardSpec> {
     let fits = |card: &&CardSpec| against(vm, card, daemon, cards, others).is_none();
@@ -110,7 +110,8 @@ pub fn nowhere(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&
 }
 
 impl VmSpec {
-    /// Assigns a virtual machine without a card to the suitable card chosen by the policy, given `others`.
+    /// Assigns a virtual machine without a card to the suitable card chosen by the policy, given the other virtual
+    /// machines `others`.
     #[must_use]
     pub fn placed(mut self, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Self {
         if self.card.is_empty()

@@ -43,7 +43,7 @@ impl TenantCards {
         matches!(self, Self::Names(names) if names.is_empty())
     }
 
-    /// Returns the number of cards that the daemon must choose.
+    /// Returns the number of cards that the daemon must choose, or `None` if the cards are named.
     pub(crate) fn to_choose(&self) -> Option<u64> {
         match self {
             Self::Names(_) => None,

@@ -15,7 +15,7 @@ pub(crate) const TOO_FEW: &str = "fewer than";
 /// Key of a tenant's table with the names or the number of its cards.
 const CARDS: &str = "cards";
 
-/// Returns the tenant's memory that may be on one card, in MiB.
+/// Returns the maximum amount of a tenant's memory on one card, in MiB.
 fn demand_mib(tenant: &TenantSpec) -> u64 {
     tenant.memory.quota_mib.map_or(tenant.vram_mib, |quota| quota.min(tenant.vram_mib))
 }
@@ -78,7 +78,7 @@ pub(super) fn unplaced(
     if suitable as u64 >= count {
         return Vec::new();
     }
-    // A value that no card can accept is an error in that key.
+    // If all cards reject a value for the same reason, report the error for the value's key.
     let mut of_cuda = all.iter().filter_map(|(refusal, _)| refusal.as_ref()).filter(|refusal| refusal.field != "kind");
     if let Some(first) = of_cuda.next()
         && suitable == 0
@@ -96,8 +96,8 @@ pub(super) fn unplaced(
 }
 
 impl TenantSpec {
-    /// Assigns cards to a tenant that does not name them, given `others`, if enough cards are suitable. The tenant's
-    /// own policy takes precedence over the `default`.
+    /// Assigns cards to a tenant that does not name any, given the other tenants `others`, if enough cards are
+    /// suitable. The tenant's own policy takes precedence over the `default`.
     #[must_use]
     pub fn placed(
         mut self,
@@ -132,7 +132,8 @@ impl TenantSpec {
         self
     }
 
-    /// Returns a document's table for this tenant without its number of cards, if the tenant has that many cards.
+    /// Removes the number of cards from a document's table for this tenant, if the tenant has that many cards. Returns
+    /// the table.
     #[must_use]
     pub fn without_number(&self, mut table: Map<String, Value>) -> Map<String, Value> {
         if table.get(CARDS).and_then(Value::as_u64) == Some(self.cards.len() as u64) {
@@ -142,8 +143,8 @@ impl TenantSpec {
     }
 }
 
-/// Returns the tenants in the order in which they are placed: tenants with cards come first, because their memory there
-/// is already assigned.
+/// Returns the indices of the tenants in placement order. Tenants with cards come first, because their memory there is
+/// already assigned.
 #[must_use]
 pub fn placement_order(tenants: &[TenantSpec]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..tenants.len()).collect();

@@ -11,7 +11,7 @@ const MAX_GROUP_NAME: usize = 64;
 /// Maximum number of cards of one tenant, limited by the messages of programs.
 pub(super) const MAX_CARDS: usize = 16;
 
-/// Returns the refusal of a card that does not exist or is not a CUDA card.
+/// Returns the refusal for a card that does not exist or is not a CUDA card.
 fn unknown_card(tenant: &TenantSpec, name: &str, cards: &[CardSpec]) -> Refusal {
     let known = cards.iter().filter(|card| card.kind == CardKind::Cuda);
     let known: Vec<_> = known.map(|card| format!("`{}`", card.name)).collect();

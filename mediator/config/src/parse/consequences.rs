@@ -1,10 +1,10 @@
-//! Determines which broken rules may only be consequences of an error that the parser has found.
+//! Determines which broken rules may be mere consequences of an error that the parser has found.
 
 use super::super::check::Mistake;
 use super::super::check::place::NO_ROOM;
 use super::super::cuda::TOO_FEW;
 
-/// Keys that affect size checks. Each may change the amount left for other objects, in its own table and in other
+/// Keys that affect size checks, both in their own table and, through the amount left for other objects, in other
 /// tables.
 const AMOUNTS: [&str; 7] = ["vram_mib", "reserve_mib", "chunk_kib", "memory", "overcommit", "cuda", "passthrough"];
 /// Keys of `[daemon]` that affect the checks of socket paths.
@@ -33,7 +33,7 @@ impl Wrong {
         }
     }
 
-    /// Returns true if the key does not exist. An unknown key's value does not affect any rule.
+    /// Returns true if the key is unknown. The value of an unknown key does not affect any rule.
     fn is_unknown(&self) -> bool {
         self.error.message().starts_with("unknown field")
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Maximum size of a file to read, in bytes. Files in procfs and sysfs are far smaller.
+/// Maximum length of a file's text, in bytes. Files in procfs and sysfs are far shorter.
 const MAX_FILE: usize = 1 << 20;
 /// Time limit for a program.
 // TIMEOUT: each program only prints its status. A service manager that hangs is also a finding.
@@ -15,7 +15,7 @@ const PROGRAM_TIMEOUT: Duration = Duration::from_secs(10);
 /// Folders that contain programs.
 const PROGRAMS: [&str; 6] = ["usr/local/bin", "usr/local/sbin", "usr/bin", "usr/sbin", "bin", "usr/libexec"];
 
-/// A host.
+/// The checked host.
 pub(super) struct Host {
     root: PathBuf,
 }
@@ -34,7 +34,7 @@ impl Host {
         Self { root: root.to_owned() }
     }
 
-    /// Returns the location of a host path. It is below the root folder even if the path is absolute.
+    /// Returns the path of a host file below the root folder. `path` may be absolute.
     pub(super) fn path(&self, path: impl AsRef<Path>) -> PathBuf {
         let path = path.as_ref();
         self.root.join(path.strip_prefix("/").unwrap_or(path))

@@ -6,7 +6,7 @@ use super::{Finding, Patient, host::Host};
 use crate::client::ClientError;
 use admin_client::AskError;
 
-/// Name of the service.
+/// Name of the daemon's systemd service.
 const UNIT: &str = "gpu-mediator.service";
 /// Maximum number of configuration error lines to report.
 const LINES: usize = 5;
@@ -91,7 +91,7 @@ fn unit(patient: &Patient<'_>) -> Option<Finding> {
     })
 }
 
-/// Checks the folders that the daemon needs.
+/// Checks that the socket folder exists.
 fn folders(patient: &Patient<'_>) -> Option<Finding> {
     let config = patient.config.as_ref().ok()?;
     let folder = &config.daemon.socket_dir;

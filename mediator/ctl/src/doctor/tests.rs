@@ -9,7 +9,7 @@ use vfio_host::fake::{Fake, Plan};
 
 use crate::{Code, run};
 
-/// Creates a host that has everything for a software card.
+/// Creates a host that meets all requirements of a software card.
 fn host() -> TempDir {
     let root = tempfile::tempdir().unwrap();
     for (path, text) in [

@@ -13,7 +13,7 @@ const WORKER: &str = "usr/lib/gpu-mediator/cuda-worker";
 /// Capabilities that the daemon needs to assign separate users to workers, as bit numbers and names.
 const NEEDED: [(u32, &str); 3] = [(5, "CAP_KILL"), (6, "CAP_SETGID"), (7, "CAP_SETUID")];
 
-/// Checks a host with a CUDA card if its configuration permits VMs with CUDA. Such VMs can also be added at run time.
+/// Checks a host with a CUDA card, even if no VM with CUDA is configured: such VMs can also be added at run time.
 pub(super) fn look(patient: &Patient<'_>) -> Vec<Finding> {
     let Ok(config) = &patient.config else { return Vec::new() };
     let cards: Vec<_> = config.cards.iter().filter(|card| card.kind == CardKind::Cuda).collect();

@@ -4,7 +4,7 @@ use super::scheduler::duration;
 use super::{NOTHING, heads, row, table};
 use api::{CardMemory, MoveReport, VmMemory, VmMemorySettings};
 
-/// Renders a byte count, in MiB if it is a multiple of a MiB.
+/// Renders a byte count, in MiB if it is a multiple of 1 MiB, and in KiB otherwise.
 #[must_use]
 pub fn mib(bytes: u64) -> String {
     match bytes % (1 << 20) {
@@ -22,7 +22,7 @@ pub fn cards(cards: &[CardMemory]) -> String {
     cards.iter().map(card).collect::<Vec<_>>().join("\n")
 }
 
-/// Renders one card.
+/// Renders the memory of one card.
 #[must_use]
 pub fn card(card: &CardMemory) -> String {
     let settings = &card.settings;
@@ -122,7 +122,7 @@ pub fn limits(memory: &VmMemorySettings) -> String {
     table(rows, &[])
 }
 
-/// Renders the moves requested by an operator.
+/// Renders the result of an operator's request to move memory.
 #[must_use]
 pub fn moved(report: &MoveReport) -> String {
     let MoveReport { moved_bytes, stayed_bytes, suspended_ns, ref reason } = *report;

@@ -66,7 +66,7 @@ fn max_run(time: &VmTime) -> String {
     }
 }
 
-/// Returns the copy engines' weight, guarantee and cap, if any of them differs from its value for compute.
+/// Returns the copy engines' weight, guarantee and cap, if any of them is set separately from compute.
 fn copies(time: &VmTime) -> Option<[String; 3]> {
     let sched::VgpuParams { weight, guarantee_permille, cap_permille, .. } =
         time.params(None).for_engine(Engine::Copy0);
@@ -87,7 +87,7 @@ pub fn cards(cards: &[CardScheduler]) -> String {
     cards.iter().map(card).collect::<Vec<_>>().join("\n")
 }
 
-/// Renders tenants with several cards, each once. Returns an empty text if there are none.
+/// Renders tenants with several cards, each once. Returns an empty text if no tenant has several cards.
 #[must_use]
 pub fn gangs(tenants: &[Tenant]) -> String {
     let several: Vec<&Tenant> = tenants.iter().filter(|tenant| !tenant.cards.is_empty()).collect();
@@ -115,7 +115,7 @@ pub fn gangs(tenants: &[Tenant]) -> String {
     format!("\n{}", table(rows, &[2, 3, 4, 5, 6, 7]))
 }
 
-/// Renders one card.
+/// Renders the division of one card's time.
 #[must_use]
 pub fn card(card: &CardScheduler) -> String {
     let mut rows = vec![row(&[&"card", &card.card])];
@@ -253,7 +253,7 @@ pub fn vm_time(vm: &str, time: &VmTime) -> String {
     table(rows, &[])
 }
 
-/// Renders a report.
+/// Renders the summary of a report.
 #[must_use]
 pub fn report(report: &Summary) -> String {
     let Summary { file, engine, vms, jain, .. } = report;

@@ -21,7 +21,7 @@ use api::{MpsState, Tenant, TenantPatch};
 use cdi_spec::MPS_VARIABLE;
 use cuda_protocol::{SOCKET_SEPARATOR, SOCKET_VARIABLE, TENANT_VARIABLE};
 
-/// Time limit for the card's owner to respond.
+/// Time limit for the card's owner to respond, and for the MPS server of the tenant's group to start.
 // TIMEOUT: an owner that has exited is restarted within a second.
 const OWNER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval at which the command polls the owner.
@@ -73,8 +73,9 @@ impl Run {
         Err(ClientError::File { path: command.get_program().into(), source })
     }
 
-    /// Returns the tenant once its card's owner responds and has finished starting the MPS server of the tenant's
-    /// group: a program becomes an MPS client at its start or never.
+    /// Waits until the card's owner responds and the MPS server of the tenant's group has started, because a program
+    /// can become an MPS client only at its start. Returns the tenant. After the time limit, no longer waits for the
+    /// server, and returns an error if the owner does not respond.
     fn served(&self, client: &Client) -> Result<Tenant, ClientError> {
         let deadline = Instant::now() + OWNER_TIMEOUT;
         loop {

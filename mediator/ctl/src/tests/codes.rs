@@ -87,8 +87,8 @@ fn commands_exit_0_on_success_5_without_daemon_2_on_bad_option() {
     leaves(&<Arguments as clap::CommandFactory>::command(), "", &mut names);
     for name in names {
         let words: Vec<_> = name.split(' ').collect();
-        // The tests of `cuda-rig` run the first ones, which need a tenant. The next two need a host with cards (tests
-        // of `host`), and `doctor` needs a whole host.
+        // The replay was tested above, and `doctor` needs a whole host. The tests of `cuda-rig` run the commands that
+        // need a tenant, and the tests of `host` those that need a host with cards.
         let known = [
             "sched replay",
             "doctor",
@@ -187,7 +187,7 @@ fn commands_exit_2_for_value_out_of_range_and_4_on_conflict() {
     }
 }
 
-/// Accepts a limited number of writes, and then fails like a closed pipe.
+/// A writer that accepts a limited number of writes, and then fails like a closed pipe.
 struct Reader {
     looks: usize,
     text: String,
@@ -225,7 +225,7 @@ fn watch_repeats_until_reader_closes() {
             reader.text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!(looks.len(), 3, "one line for each refresh: {}", reader.text);
     }
-    // If the daemon exits, so does the command.
+    // The command exits if the daemon is unreachable.
     let mut err = Vec::new();
     let all = ["mediatorctl", "--socket", "/nonexistent", "vm", "list", "--watch"];
     assert_eq!(run(all, &mut Vec::new(), &mut err), Code::Unreachable);

@@ -171,7 +171,7 @@ fn configuration_file_itself_can_be_applied_and_asserted() {
     let ran = with_file(&served, &format!("{text}{}", &TWO[TWO.find("[[vm]]").unwrap()..]), &["apply"]);
     assert_eq!((ran.code, &*ran.err), (Code::Good, ""));
     assert!(ran.out.starts_with("the daemon matches the file\ncard card0 matches the file\n"), "{}", ran.out);
-    // Omitted keys revert to their defaults.
+    // A key that the daemon's state omits matches its default value.
     let ran = with_file(
         &served,
         "[[vm]]\nname = \"web\"\nchannels = 32\nhang_limit_ms = 10000\nmode = \"660\"\n",
@@ -266,7 +266,7 @@ fn added_small(served: &Served, name: &str) {
 
 #[test]
 fn any_state_is_reached_from_any_other_and_back_by_its_export() {
-    // Names, weights, and an optional limit. All VMs have the same memory size, so they fit.
+    // Each VM has a name, a weight, and an optional limit. All VMs have the same memory size, so they fit.
     let states = || btree_map("[a-e]", (1..10_000u32, proptest::option::of(1..9u64)), 0..5);
     let served = one_card("");
     let document = |vms: &std::collections::BTreeMap<String, (u32, Option<u64>)>, strikes: u32| {

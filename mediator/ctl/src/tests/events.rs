@@ -51,7 +51,7 @@ fn events_are_a_table_with_author_and_can_be_selected() {
     }
 }
 
-/// Accepts lines until one contains a word, and then fails like a closed pipe.
+/// A writer that accepts lines until one contains `word`, and then fails like a closed pipe.
 struct Until {
     word: &'static str,
     text: Arc<Mutex<String>>,

@@ -24,7 +24,7 @@ const MIN_TEXT: usize = 8;
 /// Number of spaces between columns.
 pub(super) const SPACING: usize = 2;
 
-/// Chooses columns and their widths for a screen of `width` columns.
+/// Returns the indices and widths of the columns that fit on a screen of `width` characters.
 pub(super) fn fit(columns: &[Column], rows: &[Vec<String>], width: usize) -> Vec<(usize, usize)> {
     let natural = |index: usize| {
         let cells = rows.iter().filter_map(|row| row.get(index)).map(|cell| cell.chars().count());

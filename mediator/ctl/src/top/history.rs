@@ -45,7 +45,7 @@ impl History {
         self.0 = next;
     }
 
-    /// Renders the chart. Each character is the mean of several samples, with the latest at the right.
+    /// Renders the chart, with the latest samples at the right. Each character is the mean of one or more samples.
     pub(super) fn picture(&self, key: &Key) -> String {
         let samples: Vec<u32> = self.0.get(key).into_iter().flatten().copied().collect();
         let each = samples.len().div_ceil(WIDTH).max(1);

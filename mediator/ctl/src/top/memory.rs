@@ -9,7 +9,7 @@ use crate::output::memory::mib;
 use crate::output::scheduler::duration;
 use api::{CardMemory, VmMemory};
 
-/// The columns.
+/// Columns of the page.
 pub(super) const TABLE: [Column; 10] = [
     Column { head: "CARD", kind: Kind::Text, rank: 7 },
     Column { head: "VM", kind: Kind::Text, rank: 0 },

@@ -7,7 +7,7 @@ use crate::output::NOTHING;
 use crate::output::memory::mib;
 use api::{Client, GuestProgram, Tenant, Vm};
 
-/// The columns. A guest program has a process ID in the guest; its worker has one on the host.
+/// Columns of the page. A guest program has a process ID in the guest; its worker has one on the host.
 pub(super) const TABLE: [Column; 7] = [
     Column { head: "CARD", kind: Kind::Text, rank: 5 },
     Column { head: "VM", kind: Kind::Text, rank: 1 },
@@ -29,7 +29,7 @@ fn vm_of<'a>(look: &'a Look, name: &str) -> Option<&'a Vm> {
     look.vms.iter().find(|vm| vm.name == name)
 }
 
-/// Returns the processes of a tenant or VM as one line of text; `None` if there are none.
+/// Returns the processes of a tenant or VM as one line of text; `None` if it has no processes.
 pub(super) fn in_words(look: &Look, card: &str, name: &str) -> Option<String> {
     // A tenant with several cards has one line for each process, with all cards.
     let of_it = |line: &Line| line.cells[0].text.split(',').any(|one| one == card) && line.cells[1].text == name;

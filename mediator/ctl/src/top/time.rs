@@ -12,7 +12,7 @@ use crate::output::memory::mib;
 use crate::output::scheduler::{duration, percent, state};
 use api::{CardMemory, CardScheduler, VmEngine, VmShare};
 
-/// The columns.
+/// Columns of the page.
 pub(super) const TABLE: [Column; 14] = [
     Column { head: "CARD", kind: Kind::Text, rank: 10 },
     Column { head: "VM", kind: Kind::Text, rank: 0 },
@@ -50,7 +50,7 @@ fn wait(before: &Waits, card: &CardScheduler, vm: &VmShare, engine: Engine, used
     sum.checked_div(count).map_or_else(|| NOTHING.into(), |mean_ns| Cell::number(duration(mean_ns), mean_ns))
 }
 
-/// Returns one line for each engine that a VM uses.
+/// Returns the lines of each VM: one for compute, and one for each other engine that the VM has used.
 pub(super) fn lines(cards: &[CardScheduler], memories: &[CardMemory], before: &Waits, history: &History) -> Vec<Line> {
     let memory = |card: &str, vm: &str| {
         let there = memories.iter().find(|memory| memory.card == card)?;

@@ -15,7 +15,7 @@ use super::history::History;
 use super::{Look, memory, processes, time};
 use crate::output::{self, scheduler};
 
-/// Style of a line.
+/// Style of a table line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tone {
     /// The normal style.
@@ -139,11 +139,11 @@ const HELP: [&str; 10] = [
     "yellow     strikes, or memory in the host; red: action needed",
 ];
 
-/// Screen contents.
+/// Contents and state of the screen.
 #[derive(Debug, Default)]
 pub(super) struct View {
     look: Look,
-    /// Waits at the last refresh.
+    /// Waits at the refresh before the shown one.
     waits: time::Waits,
     counts: memory::Counts,
     history: History,
@@ -176,7 +176,7 @@ impl View {
         self.error = Some(error);
     }
 
-    /// Switches to the next table.
+    /// Switches to the next page.
     pub(super) fn turn_over(&mut self) {
         self.page = self.page.next().0;
         self.order = None;
@@ -194,8 +194,8 @@ impl View {
         self.scroll = TableState::default();
     }
 
-    /// Sorts by the column whose header was clicked, or selects the clicked line. Returns true if the click had an
-    /// effect.
+    /// Sorts by the column whose header was clicked, or selects the clicked line. While the help is shown, only hides
+    /// the help. Returns true if the click had an effect.
     pub(super) fn click(&mut self, column: u16, row: u16) -> bool {
         if self.help {
             self.help = false;
@@ -316,7 +316,7 @@ impl View {
         text.join("\n")
     }
 
-    /// Draws the selected table.
+    /// Draws the screen.
     pub(super) fn draw(&mut self, frame: &mut Frame<'_>) {
         let area = frame.area();
         let width = usize::from(area.width);

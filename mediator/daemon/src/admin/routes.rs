@@ -200,14 +200,14 @@ async fn profile(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) ->
     Ok(Json(look(move || daemon.profile(&name)).await?))
 }
 
-/// Permits for concurrent changes. Changes to virtual machines are serialized in any case. The number of changes that
-/// wait for one CUDA card's owner is limited, so that changes to other cards still obtain a permit.
+/// Permits for concurrent changes. Changes to virtual machines are serialized regardless of the permits. The number of
+/// changes that wait for one CUDA card's owner is limited, so that changes to other cards still obtain a permit.
 static CHANGES: Semaphore = Semaphore::const_new(128);
 /// Permits for concurrent read-only requests, which do not wait for changes.
 static LOOKS: Semaphore = Semaphore::const_new(16);
 
-/// Runs a change on another thread, because it can take a long time. Attributes its events to the client that the
-/// calling task serves.
+/// Runs a change on another thread, because it can take a long time. Attributes the change's events to the client that
+/// the calling task serves.
 fn beside<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, DaemonError> + Send + 'static,
 ) -> impl Future<Output = Result<T, DaemonError>> + Send {
@@ -222,13 +222,13 @@ async fn look<T: Send + 'static>(
     off_thread(&LOOKS, work).await
 }
 
-/// Runs blocking work on its own thread once `places` grants a permit. Handlers that call the daemon must use this
-/// function, because the runtime also notifies the service manager's watchdog.
+/// Runs blocking work on a separate thread once `places` grants a permit. Handlers that call the daemon must use this
+/// function, because a blocked runtime would not notify the service manager's watchdog.
 async fn off_thread<T: Send + 'static>(
     places: &'static Semaphore,
     work: impl FnOnce() -> Result<T, DaemonError> + Send + 'static,
 ) -> Result<T, DaemonError> {
-    // The permit is returned when the work completes, even if the client disconnects earlier.
+    // The permit is released when the work completes, even if the client disconnects earlier.
     let place = places.acquire().await;
     let done = tokio::task::spawn_blocking(move || {
         let _place = place;
@@ -257,7 +257,7 @@ async fn launch_args(
         let vmm = vmm.unwrap_or(if vm.xen_domain.is_some() { Vmm::Xen } else { Vmm::Qemu });
         let vmm = match (vmm, &vm.xen_domain) {
             (Vmm::Xen, Some(domain)) => {
-                // BAR0 has the same size on all cards.
+                // The size of each card's BAR0 is 16 MiB.
                 let bars = daemon.card(&vm.card).map_or(0, |card| card.bar1_mib.saturating_add(card.bar3_mib));
                 return Ok(launch::xl(domain, bars.saturating_add(16), &memory));
             }
@@ -282,7 +282,7 @@ async fn card(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) -> An
     Ok(Json(look(move || daemon.card(&name)).await?))
 }
 
-/// Request body that changes keys of a table.
+/// Request body with the keys of a table to change.
 type Patch = Result<Json<serde_json::Map<String, serde_json::Value>>, JsonRejection>;
 
 fn patch(body: Patch) -> Result<serde_json::Map<String, serde_json::Value>, Failure> {

@@ -124,7 +124,7 @@ fn metrics_are_in_prometheus_form() {
     }
     let mixed = |line: &&str| line.contains("_total{") && line.contains("count=") && line.contains("_ns\"");
     assert_eq!(text.lines().find(|line| mixed(line) && !line.contains("_seconds_total{")), None);
-    // Each metric's type is declared once, before its samples.
+    // Each metric's type is declared only once.
     let described: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
     let names: std::collections::BTreeSet<_> = described.iter().filter_map(|line| line.split(' ').next()).collect();
     assert_eq!(described.len(), names.len());
@@ -177,7 +177,7 @@ fn daemon_answers_queries_while_vm_is_locked_and_client_stalls() {
     copy(&mut driver, &mut channel);
     driver.wait(&channel);
     let backend = served.fixture.daemon.running_vm("a").unwrap();
-    // Some clients send requests without reading the responses, and one client never completes its request.
+    // Each of these clients sends a request without reading the response, and then an incomplete request.
     let mut blocked: Vec<UnixStream> = Vec::new();
     for _ in 0..4 {
         let mut client = UnixStream::connect(served.fixture.path("read.sock")).unwrap();
@@ -188,7 +188,7 @@ fn daemon_answers_queries_while_vm_is_locked_and_client_stalls() {
         let (tell, told) = std::sync::mpsc::channel();
         let (admin, reader) = (served.client(), served.reader());
         let fed = served.fed.load(Ordering::Relaxed);
-        // Run the client on another thread, so that a missing response fails the test instead of blocking it.
+        // Run the clients on another thread, so that a missing response fails the test instead of blocking it.
         std::thread::spawn(move || {
             for client in [admin, reader] {
                 for path in LOOKS {
@@ -206,7 +206,7 @@ fn daemon_answers_queries_while_vm_is_locked_and_client_stalls() {
     drop(blocked);
 }
 
-/// Requests that read a VM's state.
+/// Paths of requests that only read.
 const LOOKS: [&str; 9] = [
     "/metrics",
     "/v1/vms",

@@ -18,19 +18,19 @@ use super::{CudaCard, tenant};
 use crate::backend::{BackendError, BackendStatus, Built, VmBackend};
 use crate::error::DaemonError;
 
-/// Time limit for the end of a VM's workers when the VM is removed.
+/// Time limit for a removed VM's workers to exit.
 // TIMEOUT: a killed process exits immediately, unless the driver prevents it.
 const LEAVING: Duration = Duration::from_secs(10);
 /// Interval at which the daemon polls for the workers' exit.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Reason why a VM of another daemon cannot continue.
+/// Reason why a VM taken over from another daemon cannot resume.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RestoreError {
     /// The device's state is invalid.
     #[error(transparent)]
     Device(#[from] BuildError),
-    /// The workers' user cannot be used.
+    /// The workers' user account cannot be used.
     #[error(transparent)]
     User(#[from] NoUser),
 }
@@ -52,7 +52,7 @@ impl HomeCard for CudaCard {
     }
 }
 
-/// Returns the dedicated user of a VM's workers, if they have one.
+/// Returns the dedicated user account of a VM's workers, if they have one.
 fn user(card: &CudaCard, vm: &str, socket: &Path) -> Result<Option<User>, NoUser> {
     let user = socket.parent().map_or(Ok(None), |folder| card.users.take(folder))?;
     report(vm, card.spec().cuda().sandbox, user.as_ref().map(User::number));
@@ -101,8 +101,8 @@ fn built(
 /// Creates the device of a VM that another daemon suspended.
 ///
 /// # Errors
-/// Returns an error if the state is invalid or does not match the configuration, or if the workers' user cannot be
-/// used.
+/// Returns an error if the state is invalid or does not match the configuration, or if the workers' user account cannot
+/// be used.
 pub(crate) fn restored(
     card: &Arc<CudaCard>,
     vm: &VmSpec,
@@ -155,8 +155,8 @@ impl crate::Daemon {
     }
 }
 
-/// Removes a VM from the tenants of the card's owner. Its workers have been killed; waits until they have ended.
-/// Returns true if all have ended.
+/// Removes a VM from the tenants of the card's owner, which kills the VM's workers, and waits until they have exited.
+/// Returns true if all have exited.
 fn leave(card: &CudaCard, vm: &str) -> bool {
     let begin = Instant::now();
     loop {

@@ -21,17 +21,17 @@ use overrides::Tuning;
 pub(crate) struct GivenOwner {
     pub model: String,
     pub uuid: String,
-    /// Saved form, as JSON.
+    /// Saved state of the owner, as JSON.
     pub owner: String,
     pub descriptors: Vec<OwnedFd>,
 }
 
 impl CudaCard {
-    /// Stops using the owner, without waiting longer than until `until`. Returns the owner with a sender for the
-    /// outcome: true if another daemon has taken over the owner.
+    /// Stops using the owner. `until` is the deadline. Returns the owner with a sender for the outcome: true if another
+    /// daemon has taken over the owner.
     ///
     /// # Errors
-    /// Returns an error if the owner does not respond now.
+    /// Returns an error if the owner is not responding.
     pub fn hand_over(&self, until: Instant) -> Result<(GivenOwner, Sender<bool>), String> {
         let gone = || "its owner does not respond now".to_owned();
         let (request, given, outcome) = HandingOver::new();
@@ -45,7 +45,7 @@ impl CudaCard {
     }
 
     /// Creates a card with the owner that another daemon started. This daemon starts using the owner with
-    /// [`Self::begin`]. `names` are the card's current tenants and VMs.
+    /// [`Self::begin`]. `names` lists the card's current tenants and VMs.
     ///
     /// # Errors
     /// Returns an error if the owner is incompatible with this configuration.
@@ -72,8 +72,8 @@ impl CudaCard {
         Ok(Self::with(spec, identity, supervisor, status_cell, stop, Some(saved)))
     }
 
-    /// Returns the socket on which an owner that another daemon started listens for a tenant. Earlier versions chose
-    /// another name for the sockets of VMs.
+    /// Returns the socket on which an owner that another daemon started listens for a tenant. Earlier versions named
+    /// the sockets of VMs differently.
     pub(super) fn known_socket(&self, tenant: &str) -> Option<PathBuf> {
         self.known.lock().as_ref()?.socket(tenant).map(Path::to_owned)
     }

@@ -68,7 +68,7 @@ fn drained_card_rejects_new_vms_until_undrained() {
     assert_eq!(daemon.add(VmSpec::new("b", "", 64)).unwrap().card, "card1");
     let error = daemon.move_if("b", Some("card0"), None).unwrap_err();
     assert!(error.to_string().contains("cannot move to card `card0`: card: card `card0` is drained"), "{error}");
-    // The policy finds only the drained card.
+    // The policy has only the drained card to choose from.
     let error = daemon.move_if("b", None, None).unwrap_err();
     assert!(matches!(error, DaemonError::Immovable { .. }) && error.to_string().contains("drained"), "{error}");
 

@@ -31,7 +31,8 @@ impl Daemon {
     /// Moves a tenant to `card`, or to a card that the daemon chooses, if the revision is still `expected`.
     ///
     /// # Errors
-    /// Returns an error if the tenant or the card is not suitable; the tenant then continues on its card.
+    /// Returns an error if the tenant or the card is not suitable, or if the move fails. The tenant then continues on
+    /// its card, or on the other card if it cannot be moved back.
     pub(crate) fn move_tenant(
         &self,
         name: &str,
@@ -95,11 +96,11 @@ impl Daemon {
         carry_over(Plan { from: &from, to: &to, here: &here, there: &there })
     }
 
-    /// Returns the card to which a tenant moves: the named one, or the suitable card with the most room. `vm` is the
-    /// tenant, if it is a VM.
+    /// Returns the card to which a tenant moves: the named one, or a suitable card according to the daemon's placement
+    /// policy. `vm` is the tenant, if it is a VM.
     ///
     /// # Errors
-    /// Returns the reason for which it cannot move there, or to any card.
+    /// Returns the reason why the tenant cannot move to the named card, or to any card.
     pub(crate) fn target(&self, spec: &TenantSpec, vm: Option<&VmSpec>, named: Option<&str>) -> Result<String, String> {
         let model = |card: &CardSpec| self.cards.get(&card.name).map(|card| card.backend.status().model);
         let models: Vec<Option<String>> = self.specs.iter().map(model).collect();
@@ -115,10 +116,10 @@ impl Daemon {
         chosen(spec, named, &cards, refusals, |spec, cards| state.placed(spec, self, &links, cards))
     }
 
-    /// Moves a VM whose programs use CUDA, after a successful [`Self::may_move`]. Needs `changing`.
+    /// Moves a VM whose programs use CUDA, after a successful [`Self::may_move`]. The caller must hold `changing`.
     ///
     /// # Errors
-    /// Returns the reason against the move. The VM and its programs then continue on their card.
+    /// Returns an error if the move fails. The VM and its programs then continue on their card.
     pub(crate) fn move_programs(&self, name: &str, card: &str, vm: &CudaVm) -> Result<api::Moved, DaemonError> {
         let began = Instant::now();
         let (_, turn) = self.tenant_turn(name)?;

@@ -22,7 +22,8 @@ use config::Config;
 use handover::{RosterCudaCard, RosterVm};
 use listening::Sockets;
 
-/// Identity of the file. It can be constant, because the file is passed directly to one other process and never stored.
+/// Identity of the handover file. It can be constant, because the file is passed directly to one other process and
+/// never stored.
 const IDENTITY: [u8; 16] = *b"mediatord cuda  ";
 
 /// A card that is handed over with its virtual machines.
@@ -32,7 +33,7 @@ pub(super) struct GoingCuda {
     pub vms: Vec<(String, Arc<Running>)>,
 }
 
-/// Suspended card. When dropped, it resumes the functions and the use of the owner.
+/// A suspended card. On drop, its functions resume, and the daemon uses the owner again.
 pub(super) struct SuspendedCuda {
     functions: Vec<SuspendedFunction>,
     outcome: Sender<bool>,
@@ -42,7 +43,7 @@ impl SuspendedCuda {
     /// Leaves the owner and the workers to the other daemon.
     pub(super) fn leave(self) {
         self.functions.into_iter().for_each(SuspendedFunction::leave);
-        // The owner's thread waits for this message.
+        // The thread that supervises the owner waits for this message.
         let _ended = self.outcome.send(true);
     }
 }

@@ -1,7 +1,7 @@
 //! Receiving daemon of an upgrade.
 //!
-//! Until the other daemon releases ownership, this daemon does not access cards or clients of virtual machines, and
-//! does not remove paths. Only configured changes to the permissions of sockets take effect earlier.
+//! Until the other daemon releases ownership, this daemon does not access that daemon's cards and clients, and does not
+//! remove paths. Only configured changes to the permissions of sockets take effect earlier.
 
 use std::collections::BTreeMap;
 use std::fs::File;

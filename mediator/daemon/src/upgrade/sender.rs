@@ -33,7 +33,8 @@ use handover::{CudaPart, Roster, RosterCard, RosterCudaCard, RosterVm};
 
 /// Interval between attempts to quiesce.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
-/// Identity of the file. It can be constant, because the file is passed directly to one other process and never stored.
+/// Identity of the handover file. It can be constant, because the file is passed directly to one other process and
+/// never stored.
 const IDENTITY: [u8; 16] = *b"mediatord upgrad";
 /// Owner ID of the roster.
 const ROSTER: u32 = 0;
@@ -90,7 +91,7 @@ struct Next {
 impl Drop for Next {
     fn drop(&mut self) {
         if !self.keeps {
-            // The process may have exited by itself.
+            // The process may have exited already.
             let _ = self.child.kill();
             let _ = self.child.wait();
         }
@@ -155,7 +156,7 @@ impl Daemon {
             state.closing = true;
             std::mem::take(&mut state.vms)
         };
-        // Dropping sends no messages to clients, and frees no card resources.
+        // Dropping them sends no messages to clients, and frees no card resources.
         drop(resting);
         drop(vms);
     }
@@ -230,7 +231,7 @@ impl Daemon {
         }
         handover::points::here("sender: clients rest");
         let resting = &*resting;
-        // If the upgrade fails, dropping these values resumes the virtual machines.
+        // If the upgrade fails, dropping `suspended` resumes the VMs' CUDA functions.
         let (mut suspended, mut cuda_cards, mut cuda_descriptors) = (Vec::new(), Vec::new(), Vec::new());
         for card in with_owner {
             let (one, card, descriptors) = cuda::suspend(card, until, resting, reads)?;

@@ -19,7 +19,7 @@ type Driver = AnyDriver<RemoteGuest>;
 const MIB: u64 = 1 << 20;
 /// Size of the guest RAM's first region, in bytes.
 const RAM: u64 = MIB;
-/// Address and size of the guest RAM's second region, in bytes. The VMM takes this region back while the card uses it.
+/// Address and size of the guest RAM's second region, in bytes. The VMM withdraws this region while the card uses it.
 const MORE_RAM: (u64, u64) = (16 * MIB, MIB);
 /// Buffer size in pages.
 const PAGES: u64 = 4;
@@ -31,18 +31,18 @@ const SLOT: u64 = 0x1_0000;
 /// VRAM needed for a new channel and its buffers, in bytes.
 const CHANNEL_ROOM: u64 = MIB;
 
-/// The way a guest instance ends.
+/// Ways in which a guest instance exits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Exit {
-    /// The guest takes back lent memory, and disconnects.
+    /// The guest withdraws lent memory, and disconnects.
     Orderly,
     /// The guest's socket is closed while the card is working for the guest.
     Dropped,
-    /// The guest takes back memory that the card is using, and disconnects.
+    /// The guest withdraws memory that the card is using, and disconnects.
     Unmapped,
     /// An operator removes the VM while the guest is working.
     Removed,
-    /// The device is reset while the guest is working. The guest then starts again, and disconnects.
+    /// The device is reset while the guest is working. The guest then restarts, and disconnects.
     Reset,
 }
 
@@ -147,7 +147,7 @@ impl<'a> Guest<'a> {
         !self.crowd.is_over()
     }
 
-    /// Connects, initializes the vGPU, and checks that its memory is zeroed.
+    /// Connects, initializes the vGPU, and checks that random pages of its memory are zeroed.
     fn born(&mut self) -> Driver {
         let mut guest = RemoteGuest::connect(&self.socket(), VM_MIB * MIB).unwrap();
         assert!(guest.map_ram(0, RAM, true) && guest.map_ram(MORE_RAM.0, MORE_RAM.1, true));
@@ -192,8 +192,8 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Copies between two buffers in RAM or VRAM with one engine, at virtual addresses that often had other mappings
-    /// before.
+    /// Copies between two buffers in RAM or VRAM with one engine, at virtual addresses that were often mapped to other
+    /// memory before.
     fn copy(&mut self, driver: &mut Driver, lane: &mut Lane) {
         let (from, to) = (self.place(lane, 0), self.place(lane, 1));
         let pages = 1 + self.random.u64(..PAGES);
@@ -272,7 +272,7 @@ impl<'a> Guest<'a> {
         self.copy(driver, &mut lanes[lane]);
     }
 
-    /// Returns buffer 0 or 1 of a channel, in VRAM or in RAM.
+    /// Returns the location of a channel's buffer 0 or 1, chosen at random in VRAM or RAM.
     fn place(&mut self, lane: &Lane, which: usize) -> At {
         let own = u64::from(lane.channel.id) * 2 + which as u64;
         match self.random.u64(..3) {
@@ -306,7 +306,7 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Submits more work to a channel than can be in flight, with targets in VRAM and in revocable RAM.
+    /// Submits more work to a channel than can be in flight, with targets in VRAM and in RAM that may be withdrawn.
     fn load(&mut self, driver: &mut Driver, lane: &mut Lane) {
         let [from, to] = lane.vram;
         driver.map(lane.channel.space, FROM, At::Vram(from), PAGES);
@@ -340,7 +340,7 @@ impl<'a> Guest<'a> {
                 let file = driver.guest.unmap_ram(MORE_RAM.0).unwrap();
                 fill_file(&file);
                 for lane in &mut lanes {
-                    // The channel's work either completes, or faults at its first write to memory that was taken back.
+                    // The channel's work either completes, or faults at its first write to withdrawn memory.
                     driver.submit(&mut lane.channel, &[]);
                     while !driver.is_done(&lane.channel)
                         && !driver.faults.iter().any(|it| it.instance == lane.channel.instance)
@@ -414,7 +414,7 @@ impl<'a> Guest<'a> {
     /// Checks that the card no longer writes to the RAM of a removed VM.
     fn check_untouched(&self, files: &[OwnedFd]) {
         files.iter().for_each(fill_file);
-        // This request takes long enough for outstanding work on the card to run.
+        // This request takes long enough for the card's outstanding work to complete.
         let _: api::Card = self.admin.get("/v1/cards/card0").unwrap();
         assert!(files.iter().all(is_filled), "the card wrote to the RAM of a removed VM");
     }

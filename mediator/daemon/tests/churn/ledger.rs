@@ -12,8 +12,8 @@ use crate::CARD_MIB;
 use crate::holdings::{Holdings, Slack};
 use crate::support::Place;
 
-/// Permitted growth of the daemon, regardless of how many VMs have existed. The heap retains memory, and the log's rate
-/// limiter has an entry for each known VM (up to 4096).
+/// Permitted growth of the daemon's resource usage, regardless of how many VMs have existed. The heap retains memory,
+/// and the log's rate limiter has an entry for each known VM (up to 4096).
 const SLACK: Slack = Slack { mappings: 8, resident_kib: 8192, pools: &["admin-work", "simgpu-sm"] };
 
 /// Resource usage of a daemon without VMs.
@@ -25,7 +25,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Reads the process state before the API, because a connection uses a descriptor.
+    /// Reads the process state before it calls the API, because a connection uses a descriptor.
     pub fn read(place: &Place, pid: u32) -> Self {
         let holdings = Holdings::for_process(pid, CARD_MIB << 10).unwrap();
         let card: api::Card = Client::new(place.path("admin.sock")).unwrap().get("/v1/cards/card0").unwrap();

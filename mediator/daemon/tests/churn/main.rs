@@ -1,5 +1,5 @@
-//! Adds and removes virtual machines at random on a card of a real daemon, with 2 to 16 of them at a time, and checks
-//! for leaks.
+//! Adds and removes virtual machines at random on a real daemon's card, with 2 to 16 guests at a time, and checks for
+//! leaks.
 //!
 //! Each guest is a thread without a VMM: a client of the daemon's sockets with a small driver.
 //! `GPU_MEDIATOR_CHURN_SEED` is the random seed. Each number of guests runs for `GPU_MEDIATOR_CHURN_SECONDS` (5 by
@@ -62,7 +62,7 @@ impl Crowd<'_> {
     }
 }
 
-/// Sets the flag when a thread panics.
+/// Sets the flag if it is dropped by a panicking thread.
 struct Alarm<'a>(&'a AtomicBool);
 
 impl Drop for Alarm<'_> {
@@ -78,7 +78,7 @@ fn until<T>(what: &str, condition: impl FnMut() -> Option<T>) -> T {
     until_told(|| what.to_owned(), condition)
 }
 
-/// Like [`until`], but adds the description from `tell` to the panic.
+/// Like [`until`], but adds the description from `tell` to the panic message.
 fn until_told<T>(tell: impl Fn() -> String, mut condition: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + WAIT_TIMEOUT;
     loop {
@@ -112,8 +112,8 @@ fn run(place: &Place, size: usize, time: Duration, seed: u64) -> Tally {
     total.into_inner().unwrap()
 }
 
-/// Polls the daemon's status like an operator while guests are added and removed. Sets the flag `met` once all guests
-/// work at the same time.
+/// Polls the daemon's status as an operator would while guests are added and removed. Sets the flag `met` once all
+/// guests run at the same time.
 fn watch(crowd: &Crowd<'_>, over: impl Fn() -> bool) {
     let _alarm = Alarm(&crowd.failed);
     let size = crowd.size;
@@ -145,8 +145,8 @@ fn ledger(place: &Place, running: &Running) -> Ledger {
     Ledger::read(place, running.child.id())
 }
 
-/// Returns the current resources, and their differences from `before`. Threads exit and connections close
-/// asynchronously, so the first reading may be too high.
+/// Returns the current resources, and their differences from `before`. Retries for up to [`WAIT_TIMEOUT`], because
+/// threads exit and connections close asynchronously.
 fn compared(before: &Ledger, look: impl Fn() -> Ledger) -> (Ledger, Vec<String>) {
     let deadline = Instant::now() + WAIT_TIMEOUT;
     loop {

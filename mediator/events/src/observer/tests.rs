@@ -98,7 +98,7 @@ fn turn_that_runs_on_is_reported_once_when_long() {
     let text = "its turn continued for 1.9 s beyond its slice while other tenants share the card";
     assert_eq!(shown(&events), [(EventKind::Overran, text)]);
     assert_eq!(observer.compare(&runs_on(2900), seconds(3)), []);
-    // This overrun belongs to another turn.
+    // This overrun is in another turn.
     assert_eq!(kinds(observer.compare(&runs_on(1100), seconds(5))), [EventKind::Overran]);
 }
 

@@ -8,9 +8,9 @@ use vm_memory::VolatileMemoryError;
 use vram::HostAddr;
 
 impl PinnedPool {
-    /// Makes the slot at `address`, which must have zeroed memory, use `theirs` instead, which must have the same size.
+    /// Makes the slot at `address` use `theirs` instead of its own memory, which must be zeroed and have the same size.
     /// `theirs` is neither zeroed nor freed when [`Self::own`] is called or the slot loses its owner. Returns `false`
-    /// if the card rejects `theirs`.
+    /// if `theirs` does not fit, or if the card rejects it.
     ///
     /// # Errors
     /// Returns an error if the card then also rejects the slot's own memory.
@@ -41,7 +41,7 @@ impl PinnedPool {
         Ok(())
     }
 
-    /// Returns the borrowed memory and the own memory of the slot at `address`, if it borrows memory.
+    /// Returns the borrowed memory and the slot's own memory if the slot at `address` borrows memory.
     #[must_use]
     pub fn borrowed(&self, address: HostAddr) -> Option<Borrowed> {
         let (index, _) = self.at(address);
@@ -55,7 +55,8 @@ impl PinnedPool {
         !self.borrowed.is_empty()
     }
 
-    /// Maps other memory into a slot. If the card rejects it, the slot stays unmapped.
+    /// Maps `memory` into a slot instead of the slot's current memory. If the card rejects `memory`, the slot stays
+    /// unmapped.
     fn exchange(&mut self, index: usize, memory: DmaMemory) -> Result<(), ManagerError> {
         let at = index as u64 * self.slot_bytes;
         self.card.unmap_dma(self.base.offset(at).0, self.slot_bytes)?;
@@ -63,7 +64,7 @@ impl PinnedPool {
     }
 }
 
-/// Both memories of a slot that borrows memory.
+/// The memory that a slot borrows, and the slot's own memory.
 #[derive(Clone, Debug)]
 pub struct Borrowed {
     /// Memory of the other card, which the slot currently uses.

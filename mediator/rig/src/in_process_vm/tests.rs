@@ -1,4 +1,4 @@
-//! Tests kernels whose memory is scarce, or moves while they run. Results are compared byte by byte.
+//! Tests kernels whose memory is scarce, or is moved while they run. Results are compared byte by byte.
 
 use card_manager::Chaos;
 use workloads::{Options, by_name};
@@ -41,7 +41,7 @@ fn kernels_compute_the_same_while_their_data_is_relocated() {
 }
 
 /// Runs a program in two guests on a card with `card_mib` MiB, whose bus is 25 times slower than its memory. Stops
-/// after `runs` runs, or when `enough` returns true for the number of quanta so far. Returns this number.
+/// after `runs` runs, or when `enough` returns true for the number of quanta so far. Returns the number of quanta.
 fn turns_of_two(card_mib: u64, runs: u64, enough: impl Fn(u64) -> bool + Sync) -> u64 {
     let mut division = Division::default();
     division.quanta.window_ns = 200_000_000;
@@ -74,9 +74,9 @@ fn a_working_set_of_four_times_the_card_is_right() {
     two(&card(8, 2 * MIB, Chaos::default()), "memory", options);
 }
 
-/// Tests the smallest card that works. While the second guest runs its first kernels, memory returns to the card.
-/// Meanwhile, the kernels' channel is loaded on an engine but not on a PBDMA, and its context must not be saved to the
-/// memory's old location.
+/// Tests the smallest card that can run the workloads. While the second guest runs its first kernels, memory returns to
+/// the card. Meanwhile, the kernels' channel is loaded on an engine but not on a PBDMA, and its context must not be
+/// saved to the memory's old location.
 #[test]
 fn a_card_of_one_mebibyte_is_enough_for_two_guests() {
     for _ in 0..12 {

@@ -153,8 +153,8 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fuzz/corpus/state")
 }
 
-/// Checks that the seed files contain the current version of each part. If this program cannot read them, the version
-/// must be increased.
+/// Checks that the seed files contain the current version of each part. If they differ because a part's format has
+/// changed, the part needs a new version.
 #[test]
 fn seeds_in_the_repository_are_up_to_date() {
     let seeds = seeds();

@@ -58,7 +58,7 @@ struct SavedResource {
 struct SavedWorker {
     id: u64,
     context: Option<u32>,
-    /// Time when the worker will be killed, in ns of the host's monotonic clock.
+    /// Time at which the worker will be killed, in ns of the host's monotonic clock.
     deadline: Option<u64>,
     killed: bool,
     removing: Vec<SavedRemoval>,
@@ -95,7 +95,7 @@ impl Core {
         self.is_changed
     }
 
-    /// Saves the state, without the waits.
+    /// Saves the state, excluding the waits.
     #[must_use]
     pub fn save(&self) -> SavedCore {
         let Self {
@@ -235,7 +235,8 @@ impl Core {
         Some(SavedWait { blob: wait.blob, word: wait.word, value: wait.value })
     }
 
-    /// Restores the wait of a command. Returns false if its context or its blob does not exist.
+    /// Restores the wait of a command. Returns false if its context has no worker or too many waits, or if its word is
+    /// outside the blob.
     pub(crate) fn restore_wait(&mut self, context: u32, ticket: Ticket, saved: SavedWait) -> bool {
         let SavedWait { blob, word, value } = saved;
         let Some(context) = self.contexts.get_mut(&context) else { return false };
@@ -281,7 +282,7 @@ impl Core {
         true
     }
 
-    /// Returns the serial number of the first pending removal of a blob with this number by a worker.
+    /// Returns the serial number of a worker's first pending removal of a blob with this number, or 0 if there is none.
     #[cfg(any(test, feature = "fuzz"))]
     pub(crate) fn removing_serial(&self, worker: WorkerId, blob: u32) -> u32 {
         let removal = self.workers.get(&worker).and_then(|it| it.removing.iter().find(|it| it.blob == blob));

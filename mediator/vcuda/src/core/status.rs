@@ -11,11 +11,11 @@ pub struct ProgramStatus {
     pub pid: Option<u32>,
     /// Process ID of the program's worker on this host, while the worker runs.
     pub worker: Option<u32>,
-    /// Size in bytes of the program's ranges of the window.
+    /// Total size of the program's ranges of the window, in bytes.
     pub window_bytes: u64,
     /// Number of commands that wait for a word.
     pub waits: usize,
-    /// Cleared if the program's worker has exited.
+    /// False if the program has lost its worker. Such a program cannot continue.
     pub is_served: bool,
 }
 

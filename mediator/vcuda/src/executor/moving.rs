@@ -1,8 +1,8 @@
-//! Moves the guest's programs to another card. The worker of each program saves its state and waits, and a worker on
-//! the other card restores this state. When all programs have such a worker, the workers on the first card end. Until
-//! then, each failure lets them execute their programs again.
+//! Moves the guest's programs to another card. The worker of each program saves the program's state and waits, and a
+//! worker on the other card restores this state. When all programs have such a worker, the workers on the first card
+//! are killed. If a step fails before that, these workers resume their programs.
 //!
-//! One program is saved at a time, so the host has a copy of one program's memory only.
+//! One program is saved at a time, so the host stores a copy of only one program's memory.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -17,15 +17,15 @@ use crate::core::WorkerId;
 use crate::moving::{Carried, MoveRequest};
 use crate::worker::{Launcher, Worker};
 
-/// Time limit for the end of killed workers, before their programs continue on the other card.
-// TIMEOUT: a killed process ends at once, unless the driver prevents it.
+/// Time limit for killed workers to exit before their programs continue on the other card.
+// TIMEOUT: a killed process exits immediately, unless the driver prevents it.
 const END_LIMIT: Duration = Duration::from_secs(30);
 
 /// A program that is being moved.
 enum Step {
-    /// Its worker saves the state.
+    /// The program's worker is saving the state.
     Saving(OwnedFd),
-    /// The next worker restores the state. Contains the reason that this worker reports for its end.
+    /// The next worker is restoring the state. Contains the reason that this worker reports for exiting.
     Restoring(Worker, Option<Reason>),
 }
 
@@ -33,21 +33,21 @@ enum Step {
 pub(super) struct Moving {
     /// Starts workers on the other card.
     launcher: Box<dyn Launcher>,
-    /// Programs that have not begun.
+    /// Workers whose programs have not begun to move.
     waiting: VecDeque<WorkerId>,
     current: Option<(WorkerId, Step)>,
     /// Workers on the other card that have restored the states of their programs.
     arrived: BTreeMap<WorkerId, Worker>,
-    /// Workers that have been asked to save their states.
+    /// Workers that were requested to save their programs' states.
     held: BTreeSet<WorkerId>,
-    /// Workers that start after the move, on the card on which the programs are then.
+    /// Workers to start after the move, on the card that the programs use by then.
     late: Vec<WorkerId>,
     state_bytes: u64,
-    /// Time from which the first program waited.
+    /// Time at which the first program began to wait.
     begin: Instant,
-    /// Time until which all programs must have a worker on the other card.
+    /// Deadline for all programs to have a worker on the other card.
     until: Instant,
-    /// Time limit for the end of the previous workers, once they have been killed.
+    /// Deadline for the previous workers to exit, once they have been killed.
     ending: Option<Instant>,
     reply: Sender<Result<Carried, String>>,
 }
@@ -58,7 +58,7 @@ impl Executor {
         let Some(request) = self.shared.state.lock().carry.take() else { return };
         let MoveRequest { launcher, state_bytes, until, reply } = request;
         if self.moving.is_some() || !self.restarting.is_empty() {
-            // The requester may no longer wait.
+            // The requester may have stopped waiting.
             let _ = reply.send(Err("its programs are being moved or restarted: retry".to_owned()));
             return;
         }
@@ -109,7 +109,7 @@ impl Executor {
         self.begin_next()
     }
 
-    /// Handles the messages and the ends of the workers on the other card.
+    /// Handles messages and exits of the workers on the other card.
     fn read_arriving(&mut self) -> Result<(), String> {
         let Some(moving) = &mut self.moving else { return Ok(()) };
         if let Some((id, Step::Restoring(worker, reason))) = &mut moving.current {
@@ -143,7 +143,7 @@ impl Executor {
         ended.map_or(Ok(()), |id| Err(self.named(id, "its worker on the other card has ended")))
     }
 
-    /// Makes the next program's worker save its state, or completes the move.
+    /// Makes the next program's worker save the program's state. If no program is left, kills the previous workers.
     fn begin_next(&mut self) -> Result<(), String> {
         loop {
             let Some(moving) = self.moving.as_mut().filter(|moving| moving.current.is_none()) else { return Ok(()) };
@@ -186,7 +186,7 @@ impl Executor {
         format!("program {name:?}{process}: {why}")
     }
 
-    /// Handles the report of a worker that its state is saved: starts the next worker on the other card.
+    /// Handles a worker's report that its state is saved: starts the next worker on the other card.
     pub(super) fn move_saved(&mut self, id: WorkerId) {
         let Some(moving) = &mut self.moving else { return };
         let Some((_, Step::Saving(file))) =
@@ -204,7 +204,7 @@ impl Executor {
         }
     }
 
-    /// Handles the reply of a worker that its state cannot be saved.
+    /// Handles a worker's reply that its state cannot be saved.
     pub(super) fn move_refused(&mut self, id: WorkerId, why: &str) {
         let current = self.moving.as_ref().and_then(|moving| moving.current.as_ref());
         if current.is_some_and(|(of, step)| *of == id && matches!(step, Step::Saving(_))) {
@@ -213,13 +213,13 @@ impl Executor {
         }
     }
 
-    /// Handles the end of a worker on the first card. Returns true if its program continues on the other card.
+    /// Handles the exit of a worker on the first card. Returns true if its program continues on the other card.
     pub(super) fn move_ended(&mut self, id: WorkerId) -> bool {
         let Some(moving) = &mut self.moving else { return false };
         if moving.ending.is_some() {
             return moving.arrived.contains_key(&id);
         }
-        // The program has ended, or its worker has failed, as without a move.
+        // The program has exited, or its worker has failed, which can also happen without a move.
         self.dismissed.extend(moving.arrived.remove(&id));
         if let Some((_, Step::Restoring(worker, _))) = moving.current.take_if(|(of, _)| *of == id) {
             self.dismissed.push(worker);
@@ -230,7 +230,7 @@ impl Executor {
         false
     }
 
-    /// Starts a worker, after a move that is in progress.
+    /// Starts a worker. If a move is in progress, starts it after the move.
     pub(super) fn start_after_move(&mut self, id: WorkerId) {
         match &mut self.moving {
             Some(moving) => moving.late.push(id),
@@ -238,7 +238,7 @@ impl Executor {
         }
     }
 
-    /// Handles the end of a program whose worker waits for its start.
+    /// Handles the exit of a program whose worker has not been started yet.
     pub(super) fn forget_late(&mut self, id: WorkerId) {
         let Some(moving) = &mut self.moving else { return };
         let before = moving.late.len();
@@ -248,14 +248,14 @@ impl Executor {
         }
     }
 
-    /// Continues the programs on the other card. The previous workers have ended.
+    /// Continues the programs on the other card. The previous workers have exited, or their time limit has expired.
     fn finish_move(&mut self) {
         let Some(moving) = self.moving.take() else { return };
         let Moving { launcher, arrived, late, begin, reply, .. } = moving;
         self.launcher = launcher;
         let mut ids = Vec::new();
         for (id, mut worker) in arrived {
-            // Without the end of the previous worker, two workers would execute the program.
+            // While the previous worker is running, two workers would execute the program.
             if self.workers.contains_key(&id) {
                 tracing::error!("a worker does not end, and its program does not continue on the other card");
                 worker.kill();
@@ -279,12 +279,12 @@ impl Executor {
         ids.iter().for_each(|id| self.send(*id, ToWorker::Resume));
         let (programs, pause) = (ids.len(), if ids.is_empty() { Duration::ZERO } else { begin.elapsed() });
         tracing::info!(programs, card = self.launcher.card(), "CUDA programs continue on another card");
-        // The requester may no longer wait.
+        // The requester may have stopped waiting.
         let _ = reply.send(Ok(Carried { programs, pause }));
         self.start_late(late);
     }
 
-    /// Ends the move, if there is one. The programs continue in their workers.
+    /// Cancels the move, if any. The programs continue in their workers on the first card.
     pub(super) fn fail_move(&mut self, why: &str) {
         let Some(moving) = self.moving.take() else { return };
         let Moving { current, arrived, held, late, reply, .. } = moving;
@@ -295,7 +295,7 @@ impl Executor {
         self.dismissed.iter_mut().for_each(Worker::kill);
         held.into_iter().for_each(|id| self.send(id, ToWorker::Resume));
         tracing::info!(why, "CUDA programs do not move to another card");
-        // The requester may no longer wait.
+        // The requester may have stopped waiting.
         let _ = reply.send(Err(why.to_owned()));
         self.start_late(late);
     }

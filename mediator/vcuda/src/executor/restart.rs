@@ -19,7 +19,7 @@ pub(super) const MAX_STATE_BYTES: u64 = 8 << 30;
 /// Phase of a restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// The worker waits for the program's work and saves its state.
+    /// The worker waits until the program's work is complete, and saves the program's state.
     Saving,
     /// The state is in the file, and the worker is exiting.
     Saved,

@@ -198,7 +198,7 @@ impl Executor {
             }
         }
         if let Some(link) = link {
-            // Without this message, the worker would retry.
+            // Without this message, the worker would reconnect.
             let _ = link.send_to_worker(ToWorker::Goodbye);
         }
         self.perform();
@@ -297,7 +297,7 @@ impl Executor {
     /// Releases the workers to another daemon.
     pub(crate) fn leave(&mut self) {
         self.workers.values_mut().for_each(Worker::leave);
-        // The next daemon cannot know workers whose program has not moved.
+        // The next daemon does not know workers whose programs have not moved.
         self.dismissed.clear();
     }
 }

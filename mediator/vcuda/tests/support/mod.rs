@@ -54,9 +54,9 @@ pub struct Threads {
     /// If set, each start waits for a message.
     pub gate: Option<Receiver<()>>,
     pub refuses: bool,
-    /// Processes for the next device.
+    /// Threads that the next device can adopt.
     pub known: Known,
-    /// Socket that threads use to find the next device, and the time that the next device waits for them.
+    /// Socket that threads use to find the next device, and the time for which the next device waits for them.
     pub rejoin: Option<Rejoin>,
     /// Set if the threads do not try to connect to the next device, as if they were stopped.
     pub are_stopped: Arc<AtomicBool>,
@@ -81,7 +81,7 @@ pub struct Thread {
     killed: Arc<AtomicBool>,
 }
 
-/// Socket of a thread's current link. Killing the thread shuts it down.
+/// Socket of a thread's current link. Killing the thread shuts the socket down.
 type Socket = Arc<Mutex<OwnedFd>>;
 
 impl Thread {
@@ -225,7 +225,7 @@ fn work(
         let (message, file) = match link.try_receive_in_worker() {
             Ok(received) => received,
             Err(LinkError::WouldBlock) => continue,
-            // Without its device, a worker that has no program yet ends, and a held worker continues.
+            // Without its device, a worker that has no program yet exits, and a held worker continues.
             Err(LinkError::Closed) if is_arriving => return,
             Err(LinkError::Closed) => match &rejoin {
                 Some((path, is_stopped)) if !killed.load(Ordering::Acquire) => {
@@ -324,7 +324,7 @@ pub struct Guest {
     pub known: Known,
     rejoin: Option<Rejoin>,
     pub are_stopped: Arc<AtomicBool>,
-    /// Card of the workers of the next device.
+    /// Card that the next device's workers use.
     pub card: &'static str,
     available: u16,
     used: u16,
@@ -424,7 +424,7 @@ impl Guest {
         self.write(RegionIndex::Config, 4, &[6, 0]);
     }
 
-    /// Sets up the device like Linux's driver.
+    /// Sets up the device as Linux's driver does.
     pub fn drive(&mut self) {
         (self.available, self.used) = (0, 0);
         self.ram.as_volatile_slice().write_slice(&[0; 0x4000], 0).unwrap();
@@ -561,7 +561,7 @@ impl Guest {
         }
     }
 
-    /// Maps the window like the VMM.
+    /// Maps the window as the VMM does.
     pub fn window(&self) -> MmapRegion<()> {
         let regions = self.device.regions();
         let file = regions[4].mappable().unwrap().file().try_clone().unwrap();
@@ -572,12 +572,12 @@ impl Guest {
 /// Size of a control blob in bytes.
 pub const CONTROL_BYTES: u64 = cuda_ring::control::BYTES;
 
-/// Returns a command.
+/// Returns an encoded command without a fence.
 pub fn command(kind: u32, context: u32, body: &[u32]) -> Vec<u8> {
     fenced(kind, context, None, body)
 }
 
-/// Returns a command with a fence on a ring.
+/// Returns an encoded command, with a fence on a ring if `fence` is set.
 pub fn fenced(kind: u32, context: u32, fence: Option<(u64, u8)>, body: &[u32]) -> Vec<u8> {
     let mut bytes = kind.to_le_bytes().to_vec();
     bytes.extend(u32::from(fence.is_some()).wrapping_mul(3).to_le_bytes());

@@ -2,8 +2,8 @@
 //!
 //! A guest VRAM page that contains the USERD of a bound channel is special, because the card uses the mediator's USERD
 //! page instead. Reads of the guest's page return the contents of the mediator's page, and writes forward only the
-//! doorbell word. All accesses use [`VmBackend::guest_read`] and [`VmBackend::guest_write`], which covers aliased
-//! mappings.
+//! doorbell word. All accesses use [`VmBackend::guest_read`] and [`VmBackend::guest_write`], so aliased mappings are
+//! covered.
 
 use super::VmBackend;
 use devmodel::backend::{Aperture, Denied, NoMemory, WriteFailure};
@@ -38,7 +38,8 @@ impl VmBackend {
         })
     }
 
-    /// Writes guest VRAM for the CPU. If this rings a doorbell, it is submitted later ([`Self::submit_doorbell`]).
+    /// Writes guest VRAM for the CPU. If the write rings a doorbell, the doorbell is submitted later
+    /// ([`Self::submit_doorbell`]).
     pub(crate) fn guest_write(&mut self, address: GuestVramAddr, data: &[u8]) -> Result<(), WriteFailure> {
         self.by_page(address, data.len(), |this, at, range| {
             let data = &data[range];

@@ -35,7 +35,7 @@ impl VmBackend {
         if self.pending.ring(channel, gp_put) {
             return;
         }
-        // Acquire the card's lock only once for all channels, because other threads need it too.
+        // Acquire the card's lock only once per doorbell, because other threads need it too.
         let host = Arc::clone(&self.host);
         let mut state = host.lock();
         let checked = self.with_state(&mut state, |channels, card, vm| channels.doorbell(card, vm, channel, gp_put));
@@ -66,8 +66,8 @@ impl VmBackend {
         self.end_of_pull(doorbell.virtual_channel, fault);
     }
 
-    /// Same as [`Self::submit`], with the card's state already locked. Returns a fault if a part of the ring cannot be
-    /// read.
+    /// Same as [`Self::submit`], with the card's state already locked. Returns a fault if an entry of the ring is
+    /// unreadable or invalid.
     fn pull(&mut self, state: &mut CardState, doorbell: Doorbell) -> Option<RingFault> {
         let channel = doorbell.virtual_channel;
         let Bound { space, .. } = self.work.bound(channel)?;
@@ -110,7 +110,7 @@ impl VmBackend {
         }
     }
 
-    /// Removes a channel that cannot continue from the card, and reports the fault as the card's host unit would.
+    /// Removes a faulted channel from the card, and reports the fault as the card's host unit would.
     fn fault(&mut self, channel: VirtualChannelId, va: GpuVa, reason: u32) {
         let instance = self.work.instance(channel);
         tracing::warn!(vm = %self.vm, ?channel, %va, reason, "cannot read a channel's ring");
@@ -218,8 +218,8 @@ impl VmBackend {
             let mut state = self.host.lock();
             let retired = state.retire_channel(self.vm, channel);
             if retired.is_err() {
-                // Do both in the same critical section. Otherwise, the card manager's tick could find that the channel
-                // has left while it is still recorded as bound, and would not notify the VM.
+                // Do both in the same critical section. Otherwise, the card manager's tick could detect that the
+                // channel has left while the channel is still recorded as bound, and would not notify the VM.
                 state.channels_mut().strand(self.vm, channel);
                 let _ = state.end_channel(self.vm, channel);
             }
@@ -239,7 +239,7 @@ impl VmBackend {
         }
     }
 
-    /// Removes the work areas of channels that have left the card from their address spaces, and frees their numbers.
+    /// Unmaps the work areas of channels that have left the card, and frees the channels' numbers.
     pub(crate) fn channels_left(&mut self) {
         let left = self.host.lock().take_left(self.vm);
         for physical in left {
@@ -251,8 +251,7 @@ impl VmBackend {
         self.memory.collect();
     }
 
-    /// Removes the work area of a channel that has left the card from its address space. Returns true if it is no
-    /// longer accessible.
+    /// Unmaps the work area of a channel that has left the card. Returns true if the work area is no longer accessible.
     fn unmap_own(&mut self, bound: Bound) -> bool {
         let pages = own_pages(self.host.layout(), bound);
         let unmapped = self.memory.unmap_host(bound.space, &pages);

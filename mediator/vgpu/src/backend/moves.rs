@@ -1,4 +1,5 @@
-//! Moves guest VRAM pages to and from the slots that the guest's aperture tables require. `remap` keeps the records.
+//! Moves guest VRAM pages to and from the slots that the guest's aperture tables require. `remap` records the locations
+//! of the pages.
 
 use super::VmBackend;
 use crate::memory::{MappedWindow, Moves, PageTarget, Slot, ranges};
@@ -10,7 +11,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Time that work may continue while its pages wait to be moved, in ns of the card's clock.
+/// Time for which work may continue while its pages wait to be moved, in ns of the card's clock.
 // TIMEOUT: twice the limit of the watchdog, which kills hung work unless the operator has disabled it.
 const WORK_LIMIT_NS: u64 = 2 * ::channels::HANG_LIMIT_NS;
 /// Additional time for the work to leave after an engine reset was requested, in ns.
@@ -37,7 +38,7 @@ const BLANK: [u8; SMALL_PAGE as usize] = [0; SMALL_PAGE as usize];
 /// State of work that must leave the card before pages under mapped apertures can move.
 #[derive(Debug)]
 pub(super) struct Stop {
-    /// Channels that had work.
+    /// Channels that had work when it was stopped.
     busy: Vec<VirtualChannelId>,
     /// Time at which the work was stopped, in ns of the card's clock.
     since_ns: u64,
@@ -49,7 +50,7 @@ pub(super) struct Stop {
 
 impl VmBackend {
     /// Handles a guest's TLB flush of `directory`, or of all directories if `None`. Mapped apertures that use the
-    /// directory then show the pages in its current tables.
+    /// directory then expose the pages in its current tables.
     pub(super) fn refresh_flushed(&mut self, directory: Option<Place>) {
         for aperture in [Aperture::Bar1, Aperture::Bar3] {
             if self.remap().extent(aperture.into()).is_some()
@@ -60,7 +61,7 @@ impl VmBackend {
         }
     }
 
-    /// Handles a new PRAMIN base. PRAMIN shows the pages at the new base once [`Self::look_at_moves`] has moved them.
+    /// Handles a new PRAMIN base. PRAMIN exposes the pages at the new base once [`Self::look_at_moves`] has moved them.
     pub(super) fn move_window(&mut self, base: Option<GuestVramAddr>) {
         self.memory.place_window(base);
         self.refresh(MappedWindow::Pramin);
@@ -72,13 +73,14 @@ impl VmBackend {
         self.refresh_at_once(MappedWindow::Pramin);
     }
 
-    /// Makes PRAMIN show no pages until it is [placed](Self::show_window) again. The VM must have no work on the card.
+    /// Makes PRAMIN expose no pages until it is [placed](Self::show_window) again. The VM must have no work on the
+    /// card.
     pub(crate) fn hide_window(&mut self) {
         self.show_window(None);
     }
 
-    /// Makes mapped apertures show the pages in the tables of a newly arrived VM. Pages without memory appear as zeros.
-    /// The VM must have no work on the card.
+    /// Makes mapped apertures expose the pages in the tables of a newly arrived VM. Pages without memory appear as
+    /// zeros. The VM must have no work on the card.
     pub(crate) fn show_apertures(&mut self) {
         if self.remap().pages() == 0 {
             self.remap().blank(&self.host);
@@ -87,7 +89,7 @@ impl VmBackend {
         self.choose_polled();
     }
 
-    /// Updates the mapped part of a BAR to the pages that the guest currently maps there. Defers the update to
+    /// Makes the mapped part of a BAR expose the pages that the guest currently maps there. Defers the update to
     /// [`Self::look_at_moves`] if the VM's work uses pages that must move or the VM's move budget is used up.
     pub(super) fn refresh(&mut self, showing: MappedWindow) {
         let changes = self.memory.changes(showing);
@@ -134,8 +136,8 @@ impl VmBackend {
         self.stop.is_some()
     }
 
-    /// Moves pages if work has left the card. Returns true if pages still wait. In this case, the caller must release
-    /// the VM's lock, and call this again after [`MOVE_POLL_INTERVAL`].
+    /// Moves pages if the VM's work has left the card. Returns true if pages still wait. In this case, the caller must
+    /// release the VM's lock, and call this function again after [`MOVE_POLL_INTERVAL`].
     pub(crate) fn look_at_moves(&mut self) -> bool {
         let Some(Stop { busy, since_ns, until_ns, .. }) = &self.stop else { return false };
         let (busy, since_ns) = (busy.clone(), *since_ns);
@@ -166,7 +168,8 @@ impl VmBackend {
         false
     }
 
-    /// Starts moves that the VM's budget has deferred. Returns true if they must wait for work to leave the card.
+    /// Starts moves that were deferred because the VM's move budget was used up. Returns true if they must wait for
+    /// work to leave the card.
     fn take_up_due(&mut self) -> bool {
         for showing in self.stop.take().map(|stop| stop.due).unwrap_or_default() {
             let changes = self.memory.changes(showing);
@@ -191,7 +194,7 @@ impl VmBackend {
         self.choose_polled();
     }
 
-    /// Counts pages that the guest has written while PRAMIN did not show their VRAM.
+    /// Counts pages that the guest has written while PRAMIN did not expose their VRAM.
     fn look_at_strays(&mut self, strays: &[Slot]) {
         let mut data = BLANK;
         for slot in strays {
@@ -302,7 +305,8 @@ impl VmBackend {
         }
     }
 
-    /// Same as [`Self::choose_polled`] for a VM that was taken over. A GP_PUT in such a USERD counts as new.
+    /// Same as [`Self::choose_polled`] for a VM that was taken over. A GP_PUT in such a USERD counts as new if it
+    /// differs from the card's.
     pub(crate) fn poll_again(&mut self) {
         let remap = self.memory.grants().remap();
         for (channel, _) in self.work.choose_polled(|page| remap.home(page)) {
@@ -312,8 +316,8 @@ impl VmBackend {
         }
     }
 
-    /// Polls for doorbells that cause no messages, and updates the progress that the guest sees. Returns true if one
-    /// was rung.
+    /// Polls for doorbells that cause no messages, and updates the progress that the guest sees. Returns true if a
+    /// doorbell was rung.
     pub(crate) fn poll(&mut self) -> bool {
         let mut found = false;
         for (channel, slot) in self.work.polled().collect::<Vec<_>>() {

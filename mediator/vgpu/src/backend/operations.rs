@@ -19,7 +19,7 @@ use vram::victim::PRIORITY_DEFAULT;
 pub(crate) type Done = Result<u64, Status>;
 
 impl VmBackend {
-    /// Returns the current use of the card's memory.
+    /// Returns the current usage of the card's memory.
     pub(crate) fn holdings(&self) -> Holdings {
         self.host.lock().holdings()
     }
@@ -58,7 +58,7 @@ impl VmBackend {
         }
     }
 
-    /// Marks changed table pages for the address spaces that use them.
+    /// Marks written pages of kept tables as changed in the address spaces that use them.
     pub(crate) fn tables_written(&mut self) {
         self.memory.tables_written();
     }
@@ -130,7 +130,7 @@ impl VmBackend {
         Ok(0)
     }
 
-    /// Answers a query about the card's memory.
+    /// Responds to a query about the card's memory.
     pub(crate) fn answer(&self, question: Question, holdings: &Holdings) -> Done {
         let chunk = holdings.view.summary.chunk_bytes;
         let bytes = |chunks: u32| u64::from(chunks).saturating_mul(chunk);

@@ -124,7 +124,7 @@ impl Backend for VmBackend {
     }
 
     fn reset_engine(&mut self, _engine: u32) {
-        // The engine is shared, and the guest only wants to restart its own work. Preempt its channels, and save their
+        // The engine is shared, and the guest needs to restart only its own work. Preempt its channels, and save their
         // state.
         let mut state = self.host.lock();
         self.work.channels().into_iter().for_each(|channel| state.clear_engines(self.vm, channel));

@@ -60,7 +60,7 @@ impl VmBackend {
             writes: _,
             stop,
             faults,
-            // Recomputed after the restore.
+            // The next process computes this flag again.
             quiet: _,
             doorbell,
             counts,

@@ -10,7 +10,7 @@ use pv::abi::Status;
 use shadow_pt::{HostPage, SpaceId};
 use std::collections::BTreeSet;
 
-/// Returns the pages of a range in the form used for mapping them.
+/// Returns the pages of a range, each with its VRAM address and access rights, for mapping or unmapping.
 fn pages(first: u32, count: u32, at: VramAddr, rights: Rights) -> Vec<(HostPage, VramAddr, Rights)> {
     let page = |nth: u32| (HostPage::Shared(first + nth), at.offset(u64::from(nth) * SMALL_PAGE), rights);
     (0..count).map(page).collect()
@@ -93,8 +93,8 @@ impl VmBackend {
         }
     }
 
-    /// Unmaps a segment from an address space. If the card's TLBs may still contain it, the segment stays attached
-    /// permanently, and its memory is never reused.
+    /// Unmaps a segment from an address space. If the card's TLBs may still contain translations to the segment, the
+    /// segment stays attached permanently, and its memory is never reused.
     fn unmap_segment(&mut self, space: SpaceId, segment: u32, pages: &[(HostPage, VramAddr, Rights)]) {
         match self.memory.unmap_host(space, pages) {
             Ok(()) => self.host.lock().memory_mut().share_detach(self.vm, segment),

@@ -53,7 +53,7 @@ impl VmBackend {
         }
         let waiting = self.pending.work();
         if waiting.is_empty() && self.host.lock().vram_mut().was_short(self.vm) {
-            // Memory was denied only to other accesses. The next work that needs memory will try again.
+            // Memory was denied only to other accesses. The next work that needs memory requests it again.
             self.memory.granted();
         }
         for doorbell in waiting {

@@ -18,14 +18,15 @@ use pv::{Begun, Op};
 /// Maximum number of bytes that a fill or copy processes per step.
 const BYTES_PER_STEP: usize = 64 << 10;
 
-/// Maximum cost in bytes per critical section of the VM's lock. Then other threads can acquire the lock.
+/// Maximum cost in bytes per critical section of the VM's lock. The lock is then released, so that other threads can
+/// acquire it.
 const BUDGET: u64 = 256 << 10;
 /// Cost of an operation in bytes, excluding the bytes that it fills or copies.
 const OPERATION: u64 = 1 << 10;
 
 /// State of a batch within a critical section of the VM's lock.
 struct Context {
-    /// Use of the card's memory, cached by the first query.
+    /// Card memory usage, cached by the first query.
     holdings: Option<Holdings>,
     /// Remaining part of [`BUDGET`], in bytes.
     left: u64,
@@ -213,8 +214,8 @@ fn copy_vram(
     })
 }
 
-/// Calls `each` with the offset and length of each part, as far as the budget permits. If `each` fails, memory is
-/// short, because the range is known to belong to the guest.
+/// Calls `each` with the offset and length of each part, until the budget is exhausted. If `each` fails, no memory is
+/// available, because the range is known to belong to the guest.
 fn in_pieces(bytes: u64, context: &mut Context, mut each: impl FnMut(u64, usize) -> bool) -> Done {
     let mut done = context.begun.take().unwrap_or(0);
     while done < bytes {

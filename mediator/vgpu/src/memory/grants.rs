@@ -135,7 +135,7 @@ impl Grants {
         self.link.memory().write(address.0, data).map_err(|_| NotGranted)
     }
 
-    /// Reads guest structures page by page, each from its current location.
+    /// Reads guest VRAM page by page, each page from its current location.
     pub(super) fn read_vram(&self, vram: &mut CardVram, address: GuestVramAddr, data: &mut [u8]) -> Option<()> {
         let Self { vm, remap, tables, .. } = self;
         if let Some(tables) = tables.as_ref().filter(|tables| tables.contains(address)) {

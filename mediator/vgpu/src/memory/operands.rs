@@ -1,5 +1,5 @@
-//! Memory to which submitted work refers. It is used to select victims for eviction by use ([`vram::victim`]'s
-//! `clock`), and to estimate bus traffic (`card_manager::balance`).
+//! Memory to which submitted work refers. The `clock` policy of [`vram::victim`] uses it to select victims for
+//! eviction, and `card_manager::balance` uses it to estimate bus traffic.
 //!
 //! A push buffer contains the sources and destinations of copies, and the addresses of code, constants, local memory
 //! and semaphores. It does not show the memory that a kernel accesses through pointers in its constants.
@@ -13,11 +13,11 @@ use nvspec::class::{ce90b5, compute90c0, id, m2mf9039};
 use nvspec::fifo::{HeaderOp, MethodHeader, OldMethodHeader, host_method, sub_op};
 use std::collections::BTreeMap;
 
-/// Number of words to read from a submission's push buffers. Addresses in later words are ignored.
+/// Maximum number of words to read from a submission's push buffers. Addresses in later words are ignored.
 const WORDS: usize = 4096;
 /// Maximum number of addresses to look up per submission, so that a guest cannot delay others by repeating addresses.
 const MAX_LOOKUPS: usize = 2048;
-/// Maximum number of bytes counted per surface, so that an invalid surface size does not take time.
+/// Maximum number of bytes counted per surface, so that an invalid surface size does not cause a long loop.
 const SURFACE_MAX: u64 = 1 << 30;
 /// Mask of the valid bits of a GPU virtual address.
 const VA_MASK: u64 = (1 << VA_BITS) - 1;

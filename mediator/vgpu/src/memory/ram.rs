@@ -28,7 +28,7 @@ pub(crate) struct Lent {
 
 impl Lent {
     /// Unmaps the region for the card. If `reachable` is true, its I/O addresses are not reused, because TLBs may
-    /// contain them.
+    /// contain translations to them.
     pub(crate) fn give_back(self, host: &ManagedCard, vm: TenantId, reachable: bool) {
         let unmapped = host.card().unmap_dma(self.iova.0, self.size);
         match unmapped {
@@ -48,8 +48,8 @@ pub(crate) struct RamMap {
 }
 
 impl RamMap {
-    /// Maps `region` for the card. A region without a file cannot be mapped, because the card could not access it. Page
-    /// table entries that refer to it are denied.
+    /// Maps `region` for the card. Skips a region that is not readable or has no file; page table entries that refer to
+    /// it are denied.
     ///
     /// # Errors
     /// Returns an error if the VM's quota or the I/O address space is exhausted, or if the host rejects the mapping.

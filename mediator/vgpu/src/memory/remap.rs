@@ -1,15 +1,15 @@
 //! Apertures backed by host memory (`apertures = "remapped"`): maps pages of BAR1, BAR3 or PRAMIN to guest VRAM pages.
 //!
 //! The VMM maps a file under most of an aperture, once, so that CPU accesses to this part cause no messages. While the
-//! guest's tables map a page of its VRAM there, the page of the file is the VRAM page's *home*: the mediator moves the
-//! contents there when the guest flushes its TLB, and back when the mapping is removed. All other accesses, including
-//! the card's, use the home. For PRAMIN, a register instead of tables selects the pages.
+//! guest's tables map a page of its VRAM there, the page of the file is the VRAM page's *home*. The mediator moves the
+//! contents there when the guest flushes its TLB, and back when the mapping is removed. All other accesses to the VRAM
+//! page, including the card's, use the home. For PRAMIN, a register selects the pages, not the guest's tables.
 //!
 //! This module only keeps records. `vm-device` allocates the memory, and `moves` moves the pages.
 //!
 //! A page has only one home. The mapped parts of the apertures cannot show guest RAM, and can show guest VRAM only
 //! once: further slots show zeros. Such slots are counted, and logged once. PRAMIN yields to the other apertures,
-//! because a driver leaves it in place after its last use.
+//! because a driver leaves the PRAMIN window in place after its last use.
 
 mod overlay;
 mod saved;
@@ -34,10 +34,10 @@ use vmm_glue::{Mapping, MmapArea, RegionIndex};
 /// Size in bytes of the trapped start of BAR1, a multiple of 2 MiB. nouveau places all doorbells (512 KiB) there.
 pub(crate) const TRAPPED_BAR1: u64 = 16 << 20;
 
-/// A part of a BAR that shows guest VRAM and can be mapped by a client.
+/// A part of a BAR that shows guest VRAM and that a client can map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MappedWindow {
-    /// BAR1, beyond the trapped part.
+    /// Part of BAR1 beyond the trapped start.
     Bar1,
     /// BAR3.
     Bar3,
@@ -85,13 +85,13 @@ impl From<Aperture> for MappedWindow {
     }
 }
 
-/// Target of a page of a mapped aperture in the guest's tables.
+/// Memory that the guest's tables map at a page of a mapped aperture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum PageTarget {
     /// The page maps no guest memory.
     #[default]
     Nothing,
-    /// The page maps the page of guest VRAM with this number.
+    /// The page maps the guest VRAM page with this number.
     Vram(u32),
     /// The page maps guest RAM, which a mapped aperture cannot show.
     Ram,
@@ -105,7 +105,7 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    /// Returns true if this slot yields to all other slots for the same page, even to later ones.
+    /// Returns true if this slot yields to all other slots that map the same page, even to later ones.
     fn gives_way(self) -> bool {
         self.window == MappedWindow::Pramin.index()
     }
@@ -119,12 +119,12 @@ struct Window {
     wants: Vec<PageTarget>,
 }
 
-/// Pages whose homes change. The caller must process all `outs` before any `ins`.
+/// Pages whose homes change. The caller must carry out all `outs` before any `ins`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Moves {
     /// Guest VRAM pages that move back to the card, and their old slots.
     pub(crate) outs: Vec<(u32, Slot)>,
-    /// Pages of the file that must show zeros from now on.
+    /// Slots that must show zeros from now on.
     pub(crate) blanks: Vec<Slot>,
     /// PRAMIN pages that showed zeros because their VRAM had another home. Writes to these pages are lost.
     pub(crate) strays: Vec<Slot>,
@@ -150,11 +150,11 @@ counts! {
         moves: "aperture_moves",
         /// Mapped aperture pages that could not show the memory mapped by the guest.
         aliases: "aperture_aliases",
-        /// Number of times that work was stopped for moves.
+        /// Number of times that the VM's work was stopped for moves.
         stops: "aperture_stops",
-        /// Moves that were deferred because the guest had used up its budget.
+        /// Moves that were deferred because the guest had used up its move budget.
         waits: "aperture_waits",
-        /// Accesses to mappable parts that arrived as messages.
+        /// Accesses to mappable parts of apertures that arrived as messages.
         messages: "aperture_messages",
     }
 }
@@ -179,7 +179,7 @@ impl Remap {
     /// Allocates host memory for PRAMIN, and for BAR1 and BAR3 of the given sizes.
     ///
     /// # Errors
-    /// Returns an error if no memory or no I/O addresses are available.
+    /// Returns an error if memory or I/O addresses are exhausted.
     pub(crate) fn open(host: &ManagedCard, bars: (u64, u64)) -> Result<Self, ManagerError> {
         let mut this = Self::default();
         for showing in MappedWindow::ALL {
@@ -198,8 +198,8 @@ impl Remap {
         Ok(this)
     }
 
-    /// Returns the same memory for another card, or for another VM with a client that maps it. If `inhabited` is true,
-    /// the result has all pages of this memory; otherwise, it is empty.
+    /// Creates apertures with the same memory for another card, or for another VM whose client maps this memory. If
+    /// `inhabited` is true, they contain the same pages; otherwise, they are empty.
     ///
     /// # Errors
     /// Returns an error if the card rejects the memory or has no free I/O addresses.
@@ -233,8 +233,8 @@ impl Remap {
         self.windows.iter().any(Option::is_some)
     }
 
-    /// Replaces the memory, which must contain no pages, with zeroed memory for the next client, which will map `bars`
-    /// if given. Windows without memory are trapped.
+    /// Replaces the memory, which must contain no pages, with zeroed memory for the next client's apertures of `bars`
+    /// bytes. If `bars` is `None` or no memory is available, these apertures are trapped.
     pub(crate) fn renew(&mut self, host: &ManagedCard, bars: Option<(u64, u64)>) {
         let (counts, warned) = (self.counts, self.warned);
         self.close(host);
@@ -245,14 +245,14 @@ impl Remap {
         }
     }
 
-    /// Unmaps the memory for the card. The windows must contain no pages.
+    /// Unmaps the memory from the card. The windows must contain no pages.
     pub(crate) fn close(&mut self, host: &ManagedCard) {
         for window in std::mem::take(&mut self.windows).into_iter().flatten() {
             window.memory.close(host, self.stale);
         }
     }
 
-    /// Zeroes all memory for the same client. The windows must contain no pages.
+    /// Zeroes all memory, which the same client continues to map. The windows must contain no pages.
     pub(crate) fn blank(&self, host: &ManagedCard) {
         for window in self.windows.iter().flatten() {
             if let Err(error) = window.memory.blank(host) {
@@ -282,7 +282,7 @@ impl Remap {
         window.ok_or_else(in_use)?.memory.replace(host, pages)
     }
 
-    /// Replaces the window's memory with `file`, zeroed. The client of a process that was killed still maps this file.
+    /// Replaces the window's memory with `file`, which is zeroed. The client of a killed process still maps this file.
     ///
     /// # Errors
     /// Returns an error if the whole window is trapped, if it contains pages, or if the client does not map this file.
@@ -299,7 +299,7 @@ impl Remap {
         Ok(())
     }
 
-    /// Counts a message that accesses a region with this window, if the access is within the window.
+    /// Counts a message that accesses the window's region, if the access is within the window.
     pub(crate) fn count_message(&mut self, showing: MappedWindow, offset: u64) {
         let mapped = self.window(showing).is_some_and(|window| window.want((offset / SMALL_PAGE) as u32).is_some());
         self.counts.messages += u64::from(mapped);
@@ -310,7 +310,7 @@ impl Remap {
         self.homes.len()
     }
 
-    /// Returns the slot of a page of guest VRAM, if it is in host memory.
+    /// Returns the slot of a guest VRAM page, if the page is in host memory.
     pub(crate) fn home(&self, page: u64) -> Option<Slot> {
         if self.homes.is_empty() {
             return None;
@@ -338,7 +338,7 @@ impl Remap {
         iova.filter(|iova| iova.0.is_multiple_of(len)).map_or(Home::Apart, Home::Host)
     }
 
-    /// Reads `data` at byte `offset` of a page. The bytes must be within the page.
+    /// Fills `data` from byte `offset` of a page. The bytes must be within the page.
     pub(crate) fn read(&self, slot: Slot, offset: u64, data: &mut [u8]) {
         if let Some(memory) = self.memory(slot) {
             memory.read(slot.page, offset, data);
@@ -373,8 +373,7 @@ impl Remap {
         Some((u64::from(window.first) * SMALL_PAGE, window.wants.len() as u64))
     }
 
-    /// Returns a page and its new target, if its target in the guest's tables has changed. `vram_bytes` is the VRAM
-    /// size.
+    /// Returns a page and its new target, if the target has changed. `vram_bytes` is the size of guest VRAM.
     pub(crate) fn difference(
         &self,
         showing: MappedWindow,
@@ -410,7 +409,8 @@ impl Remap {
     pub(crate) fn book(&mut self, showing: MappedWindow, changes: &[(u32, PageTarget)]) -> Moves {
         let at = showing.index();
         let mut moves = Moves::default();
-        // Each entry consists of a guest VRAM page, a slot that maps it, and true if the slot was waiting.
+        // Each entry consists of a guest VRAM page, a slot that maps it, and a flag that is set if the slot was
+        // waiting.
         let mut wanted: Vec<(u32, Slot, bool)> = Vec::new();
         // Process removals first, because an insertion may need a page that is removed elsewhere.
         for (page, want) in changes {
@@ -483,7 +483,7 @@ impl Remap {
         }
     }
 
-    /// Removes all pages in host memory, whose contents are lost. Returns their numbers.
+    /// Removes the records of all pages in host memory, whose contents are lost. Returns the pages' numbers.
     pub(crate) fn forget(&mut self) -> BTreeSet<u32> {
         self.waiting.clear();
         self.windows.iter_mut().flatten().for_each(|window| window.wants.fill(PageTarget::Nothing));

@@ -19,7 +19,7 @@ use vram::{PagePool, TenantId};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedMemory {
     bus_master: bool,
-    /// Instance block of BAR1 and of BAR3.
+    /// Locations of the instance blocks of BAR1 and BAR3.
     apertures: [Option<SavedPlace>; 2],
     ram: SavedRam,
 }
@@ -57,7 +57,7 @@ impl Memory {
             pool: _,
             bar1,
             bar3,
-            // A saved register contains it.
+            // Saved as a register.
             pramin: _,
             // Statistics restart at 0.
             report: _,

@@ -36,9 +36,9 @@ impl Memory {
         shadows.open(directory, &mut view).map_err(|error| view.refused(error))
     }
 
-    /// Adopts this VM's address spaces, which were saved on another card. The VM must have no other address spaces.
-    /// They do not map guest memory until [`Self::prepare`] is called. Returns the old and the new address of each
-    /// directory.
+    /// Adopts this VM's address spaces, which were saved on another card. The VM must have no other address spaces. The
+    /// adopted ones do not map guest memory until [`Self::prepare`] is called. Returns the old and the new address of
+    /// each directory.
     pub(super) fn adopt(&mut self, saved: SavedSpaces) -> Result<Vec<(VramAddr, VramAddr)>, ManagerError> {
         let Self { host, vm, grants, shadows, pool, .. } = self;
         let mut guard = host.lock();
@@ -73,8 +73,8 @@ impl Memory {
         self.shadows.granted();
     }
 
-    /// Handles the guest's TLB flush of `directory`, or of all directories if `None`. After this call, neither the card
-    /// nor its TLBs contain permissions that the guest has revoked.
+    /// Handles the guest's TLB flush of `directory`, or of all directories if `None`. After this call, neither the
+    /// card's tables nor its TLBs permit accesses that the guest has revoked.
     pub(crate) fn flush(&mut self, directory: Option<Place>) -> Result<(), ManagerError> {
         let spaces: Vec<_> = match directory {
             Some(directory) => self.shadows.find(directory).into_iter().collect(),
@@ -89,7 +89,8 @@ impl Memory {
 
     /// Updates the card's tables of `space` before its work is submitted.
     pub(crate) fn prepare(&mut self, state: &mut CardState, space: SpaceId) -> Result<(), ManagerError> {
-        // Do not sync for tables in mapped memory. They seldom change, and each doorbell would read all of them again.
+        // Ignore tables in mapped memory here, because they seldom change, and each doorbell would read all of them
+        // again.
         if self.shadows.is_settled(space) { Ok(()) } else { self.sync(state, space, true) }
     }
 
@@ -134,7 +135,7 @@ impl Memory {
         let now = state.now_ns();
         let asks = state.asks_needs(doorbell.channel);
         if !asks {
-            // The work may bind objects that are not known here.
+            // The work is not parsed, so it may bind any objects.
             *bindings = Bindings::default();
         }
         let reader = asks.then(|| Reader::new(bindings));
@@ -163,7 +164,7 @@ impl Memory {
     /// Unmaps pages from the reserved part of an address space. The channel that used them must have left the card.
     ///
     /// # Errors
-    /// Returns an error if the card does not respond. In this case, its TLBs may still contain the pages.
+    /// Returns an error if the card does not respond. In this case, its TLBs may still map the pages.
     pub(crate) fn unmap_host(
         &mut self,
         space: SpaceId,
@@ -223,7 +224,7 @@ impl Memory {
         flush_card(shadows, touched, &mut view)
     }
 
-    /// Handles guest memory that the VMM lends.
+    /// Maps lent guest memory for the card.
     pub(crate) fn lend(&mut self, region: &DmaRegion) -> Result<(), ManagerError> {
         let Self { host, vm, grants, .. } = self;
         grants.ram_mut().map(host, *vm, region)?;
@@ -239,7 +240,7 @@ impl Memory {
         new.into_iter().try_for_each(|region| self.lend(&region))
     }
 
-    /// Handles guest memory that the VMM withdraws. After this call, the card cannot access the memory.
+    /// Unmaps withdrawn guest memory. After this call, the card cannot access the memory.
     pub(crate) fn withdraw(&mut self, gpa: u64, size: u64) {
         // Remove the grant first, so that no new translation uses the memory.
         let lent: Option<ram::Lent> = self.grants.ram_mut().take(gpa);
@@ -254,7 +255,7 @@ impl Memory {
         }
     }
 
-    /// Withdraws a region that is not guest RAM.
+    /// Withdraws a region that is private to the client, in which the card would read zeros.
     pub(crate) fn withdraw_unshared(&mut self, gpa: u64) {
         if let Some(size) = self.grants.ram_mut().size_at(gpa) {
             self.withdraw(gpa, size);
@@ -280,9 +281,9 @@ impl Memory {
         self.bar_ram(!enabled)
     }
 
-    /// Prevents the card's access to the guest's RAM, or permits it again. After prevention, the card cannot access any
-    /// of this RAM. The cost per address space is that of one directory, regardless of the number of tables. The card's
-    /// lock is released between the parts of a directory.
+    /// Prevents the card's access to the guest's RAM, or permits it again. If `barred` is true, the card cannot access
+    /// any of this RAM after the call. The cost per address space is that of updating one directory, regardless of the
+    /// number of tables. The card's lock is released between the parts of a directory.
     fn bar_ram(&mut self, barred: bool) -> Result<(), ManagerError> {
         let Self { host, vm, grants, shadows, pool, report, .. } = self;
         for space in shadows.bar_ram(barred) {
@@ -298,7 +299,7 @@ impl Memory {
     }
 
     /// Removes guest RAM from all shadows, so that the card cannot access it after this call. The card's lock is
-    /// released between the parts, because a guest may map the same page any number of times.
+    /// released between steps, because a guest may map the same page any number of times.
     fn withdraw_ram(&mut self, gpa: u64, size: u64) -> Result<(), ManagerError> {
         let Self { host, vm, grants, shadows, pool, .. } = self;
         let mut withdrawal = shadows.withdraw(GuestRange::Ram(Gpa(gpa), size));
@@ -334,8 +335,8 @@ impl Memory {
         guard.vram_mut().pool_changed(*vm, pool);
     }
 
-    /// Frees all shadows and the VM's pool. The VM must have no bound channels. Keeps the shadows of channels that are
-    /// still on the card. Returns true if no shadows are left.
+    /// Frees all shadows, except those of channels that are still on the card. The VM must have no bound channels. If
+    /// no shadows are left, also frees the VM's pool, and returns true.
     pub(crate) fn clear(&mut self) -> bool {
         self.collect();
         let none = self.shadows.count() == 0;

@@ -1,5 +1,5 @@
-//! View of the card's memory that one VM may access. Readers of guest structures, page tables and rings borrow the card
-//! once, together with other state of the VM.
+//! View of the part of the card's memory that one VM may access. Readers of guest structures, page tables and rings
+//! borrow the card once, together with other state of the VM.
 
 use super::grants::Grants;
 use super::operands::Names;

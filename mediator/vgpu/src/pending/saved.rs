@@ -10,14 +10,14 @@ use vram::TenantId;
 /// Saved form of work that waits for memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedPending {
-    /// Channels with doorbells that wait, and their GP_PUT values.
+    /// Channels whose work waits for memory, and the GP_PUT values of their doorbells.
     rung: Vec<(u8, u32)>,
     /// Last runlist that the guest submitted.
     listed: Vec<u8>,
 }
 
 impl Pending {
-    /// Saves the work that waits. Returns `None` while any bind is pending.
+    /// Saves the work that waits for memory. Returns `None` while any bind is pending.
     pub(crate) fn save(&self) -> Option<SavedPending> {
         let Self { vm: _, limit: _, binds, work, listed } = self;
         let rung = work.iter().map(|(channel, (doorbell, _))| (channel.0, doorbell.gp_put)).collect();
@@ -27,7 +27,8 @@ impl Pending {
 }
 
 impl SavedPending {
-    /// Restores an empty queue. Returns the channels whose doorbells must be submitted again when the card resumes.
+    /// Restores an empty queue. Also returns the channels whose doorbells must be submitted again when the card
+    /// resumes, with the doorbells' GP_PUT values.
     ///
     /// # Errors
     /// Returns an error if the saved state is invalid.

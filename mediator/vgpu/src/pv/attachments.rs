@@ -54,7 +54,7 @@ impl Attachments {
         self.0.extract_if(.., |_, it| it.channels.is_empty()).collect()
     }
 
-    /// Finds contiguous free pages in an address space. Returns the number of the first one.
+    /// Finds contiguous free pages in the shared memory range of an address space. Returns the number of the first one.
     pub(crate) fn room(&self, space: SpaceId, pages: u32) -> Option<u32> {
         let mut taken: Vec<(u32, u32)> =
             self.0.range((space, 0)..=(space, u32::MAX)).map(|(_, it)| (it.first, it.pages)).collect();
@@ -89,7 +89,8 @@ struct SavedAttachment {
 
 /// Context for restoring attachments.
 pub(crate) struct Around<'a> {
-    /// Mapped segments in the card's records: number of address spaces, VRAM address, and size in bytes, by segment.
+    /// Mapped segments in the card's records: the number of address spaces that map each, its VRAM address, and its
+    /// size in bytes, by segment.
     pub(crate) segments: BTreeMap<u32, (u32, VramAddr, u64)>,
     /// Returns the address space with the given directory.
     pub(crate) space: &'a dyn Fn(VramAddr) -> Option<SpaceId>,

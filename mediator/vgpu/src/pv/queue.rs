@@ -13,7 +13,7 @@ use vmm_glue::memory::MemoryTable;
 /// Flag in the available ring: the guest does not want an interrupt. Source: VIRTIO 1.2, 2.7.6.
 const NO_INTERRUPT: u16 = 1;
 
-/// Reason for a queue being unusable. The guest must reset the interface.
+/// Reason why a queue is unusable. The guest must reset the interface.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum QueueError {
     /// The driver accepted features that the device does not offer.
@@ -33,7 +33,7 @@ pub(crate) enum QueueError {
     Memory(#[from] GuestMemoryError),
 }
 
-/// Reason for not executing a batch.
+/// Reason why a batch is not executed.
 #[derive(Debug, thiserror::Error)]
 enum Unreadable {
     /// The chain has more descriptors than the queue has entries.
@@ -104,7 +104,7 @@ impl Interface {
         vmm_glue::worth_logging(self.complaints)
     }
 
-    /// Removes the queue from the interface while it is served.
+    /// Takes the queue out of the interface, so that it can be served.
     pub(crate) fn take_queue(&mut self) -> Option<Queue> {
         self.queue.take()
     }
@@ -140,7 +140,7 @@ impl Interface {
         self.ongoing = Some(ongoing);
     }
 
-    /// Counts another critical section of the VM's lock for a batch.
+    /// Counts another acquisition of the VM's lock for a batch.
     pub(crate) fn count_hold(&mut self) {
         self.counts.holds += 1;
     }

@@ -1,4 +1,4 @@
-//! The interface's registers.
+//! Registers of the paravirtual interface.
 
 use super::{Interface, OFFSET};
 use pv::abi::{MAX_QUEUE, SIGNATURE, feature, register as r, status};
@@ -16,7 +16,7 @@ pub(crate) enum RegisterEffect {
 }
 
 impl Interface {
-    /// Reads registers. Accesses are aligned and have at most eight bytes, so they never extend beyond the interface.
+    /// Reads registers. Accesses are aligned and at most eight bytes long, so they never extend beyond the interface.
     pub(crate) fn read(&self, offset: u64, data: &mut [u8]) {
         for (at, byte) in (offset..).zip(data) {
             let word = self.read32(at as u32 & !3).to_le_bytes();

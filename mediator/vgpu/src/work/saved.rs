@@ -1,4 +1,5 @@
-//! Saved form of a guest's channels. The card's saved channels show which are on the card, and their address spaces.
+//! Saved form of a guest's channels. The saved state of the card's channels shows which of the guest's channels are on
+//! the card, and their address spaces.
 
 use super::{Bound, Channel, Runlist, Work};
 use crate::memory::Objects;
@@ -65,7 +66,7 @@ impl Work {
 }
 
 impl SavedWork {
-    /// Restores the channels. `bound` returns a channel's state if it is on the card.
+    /// Restores the channels. `bound` returns a channel's state if the channel is on the card.
     ///
     /// # Errors
     /// Returns an error if the saved state is invalid.

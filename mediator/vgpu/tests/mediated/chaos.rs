@@ -17,7 +17,7 @@ use vram::{Limits, TenantId, To};
 /// Time limit for each step.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Creates a card on which memory moves once per `every` submissions.
+/// Creates a card whose memory moves once per `chaos.every` submissions.
 fn rig_with(chunk_bytes: u64, card_mib: u32, host_mib: u64, chaos: Chaos) -> Rig {
     let division = Division { chaos, ..Division::default() };
     let reserve_bytes = (16 * MIB).max(2 * chunk_bytes);
@@ -68,7 +68,7 @@ fn stirred(chunk_bytes: u64, card_mib: u32, host_mib: u64, vm_mib: u64, seed: u6
         working.collect::<Vec<_>>().into_iter().map(|vm| vm.join().expect("the VM's thread does not panic")).min()
     });
     assert!(moved.is_some_and(|moved| moved > 0), "memory of each VM moved");
-    // Moves of a removed VM have no effect, but their copies must end first.
+    // Moves of a removed VM have no effect, but their copies must still end.
     let began = Instant::now();
     while rig.host.lock().vram().chunks.moves().count() != 0 {
         assert!(began.elapsed() < WAIT_TIMEOUT, "a move did not complete");

@@ -78,7 +78,7 @@ fn failing_with(division: Division) -> (Rig, Failing) {
     (Rig::made(&config, &sharing, |card| Altered::over(card, altered)), failing)
 }
 
-/// Returns a driver with a channel that has executed work, so its directory was the last one flushed.
+/// Returns a driver, a channel that has executed work, and the channel's directory, which was the last one flushed.
 fn at_work(rig: &Rig, card: &Failing) -> (rig::driver::Driver, rig::driver::Channel, u32) {
     let mut driver = driver_of(rig, 0, 16);
     let mut channel = driver.channel(1);
@@ -106,7 +106,7 @@ fn vacated_chunks_are_quarantined_if_tlb_flush_fails() {
     assert!(moved > 0);
     rig.host.scrub();
     let summary = rig.host.lock().vram().chunks.summary();
-    // Moved chunks without an entry were not in the TLB.
+    // Moved chunks that no entry mapped were not in the TLB, so they are not quarantined.
     assert!(summary.quarantined > 0 && summary.quarantined <= moved && summary.to_scrub == 0);
 }
 
@@ -141,7 +141,7 @@ fn channel_leaving_late_keeps_ring_and_number_until_off_card() {
     let (rig, card) = failing();
     let (mut driver, channel, _) = at_work(&rig, &card);
     let bound = rig.host.channels_in_use();
-    // Make the channel need more polls than the guest's write makes.
+    // Make the channel stay for more polls than the guest's write performs.
     card.hesitates.store(100, Ordering::SeqCst);
     card.flushed.store(0, Ordering::SeqCst);
     driver.unbind(&channel);
@@ -167,8 +167,8 @@ fn a_channel_that_has_left_between_two_looks_is_given_back() {
     let (mut driver, channel, _) = at_work(&rig, &card);
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // These threads do the same as the scheduler's tick, but more often: they poll departing channels whenever the
-        // card's lock is free.
+        // These threads poll departing channels whenever the card's lock is free, as the scheduler's tick does less
+        // often.
         for _ in 0..4 {
             scope.spawn(|| {
                 while !over.load(Ordering::SeqCst) {
@@ -224,7 +224,7 @@ fn vm_whose_copies_fail_is_not_moved_again_at_once() {
     }
     card.holds.store(true, Ordering::SeqCst);
     rig.host.lock().retire_channel(TenantId::MEDIATOR, VirtualChannelId(0)).unwrap_err();
-    // The guarantee requires chunks of the first VM. Each attempt to copy them loses its destination.
+    // The guarantee requires chunks of the first VM. Each failed copy quarantines its destination slot.
     let limits = Limits { guarantee: CHUNKS / 2, ..Limits::default() };
     rig.host.make_room(|state| state.memory_mut().set_limits(TenantId(1), limits)).unwrap_err();
     let lost = rig.host.lock().vram().chunks.summary().host.quarantined;

@@ -18,7 +18,7 @@ use vram::{TenantId, To};
 /// Number of pages per copy.
 const PAGES: u64 = 20;
 
-/// Creates a card that supports handover, with `host_mib` MiB of host memory for chunks.
+/// Returns the settings of a card that supports handover, with `host_mib` MiB of host memory for chunks.
 pub(super) fn handover(host_mib: u64) -> Handover {
     let sharing = Sharing { host_bytes: host_mib * MIB, division: still(), shared: true, ..sharing() };
     Handover { config: Config { vram_mib: 96, shared: true, ..Config::default() }, sharing }

@@ -1,5 +1,5 @@
 //! Tries to exploit each of the nineteen holes found in the reference code of an earlier GPU mediator, and similar
-//! attacks on registers that this code does not handle. `docs/design/threat-model.md` lists the holes.
+//! attacks on registers that the reference code does not handle. `docs/design/threat-model.md` lists the holes.
 //!
 //! Each attempt runs next to two VMs. One of them works, and its copies must stay correct. The other one is idle, and
 //! must not even receive an interrupt. After each attempt, [`Scene::check`] checks both VMs and the page tables that
@@ -29,7 +29,7 @@ use rig::{CHUNK, Guest, Rig};
 use std::collections::{BTreeMap, BTreeSet};
 use vram::TenantId;
 
-/// Size of the card in MiB, which is enough for three VMs, the mediator, and shadow tables.
+/// Card memory in MiB: enough for three VMs, the mediator, and shadow tables.
 const CARD_MIB: u32 = 96;
 /// Size of each VM's VRAM in bytes.
 const SHARE_BYTES: u64 = VM_MIB * MIB;
@@ -170,8 +170,8 @@ impl Scene {
         self.check(what);
     }
 
-    /// Waits until the card has reported the completion of all work. The card updates its records only after the
-    /// fences that drivers read.
+    /// Waits until the mediator has noticed the completion of all work, and no interrupt is pending. The card writes
+    /// completion records only after the fences that drivers read.
     fn settle(&self) {
         let vms = [EVIL, GOOD, IDLE].map(|vm| vm);
         let busy = || {
@@ -227,7 +227,7 @@ impl Scene {
         good.work("the attacker's end");
     }
 
-    /// Connects a new client to the attacker's VM and initializes the VM again. Its memory must contain zeros.
+    /// Connects a new client to the attacker's VM, whose memory is then zero, and initializes the VM again.
     fn fresh(&mut self) {
         self.evil.guest.reconnect();
         assert!(self.evil.guest.map_ram(0, RAM, true));
@@ -240,13 +240,13 @@ impl Scene {
         data
     }
 
-    /// Returns the VRAM address of an address in a VM's VRAM.
+    /// Returns the card's VRAM address for an address in a VM's VRAM.
     fn on_card(&self, vm: TenantId, at: u64) -> u64 {
         let place = self.rig.host.lock().vram_mut().place(vm, GuestVramAddr(at), PAGE).expect("VRAM of the VM");
         place.card().expect("the chunk is on the card").0
     }
 
-    /// Returns the card's instance block for a VM's channel.
+    /// Returns the VRAM address of the card's instance block for a VM's channel.
     fn card_instance(&self, vm: TenantId, id: u8) -> Option<u64> {
         let physical = self.rig.host.lock().channels().physical(vm, VirtualChannelId(id))?;
         let value = self.rig.card.read32(pfifo::CHANNEL::at(u32::from(physical.0)));
@@ -300,7 +300,8 @@ impl Scene {
         ]
     }
 
-    /// Makes a copy engine read or write through a page table entry. The access must fault at exactly this address.
+    /// Makes a copy engine read or write through a page table entry. The access must fault at exactly the accessed
+    /// address.
     fn faults_at(&mut self, what: &str, entry: u64, size: Size, offset: u64, write: bool) {
         let evil = &mut self.evil;
         let mut channel = evil.channel(ID);
@@ -404,14 +405,14 @@ fn born(rig: &Rig, vm: TenantId) -> Driver {
     Driver::new(guest)
 }
 
-/// Installs a large-page table for the first 128 MiB of a channel's address space.
+/// Installs a large-page table for the first 128 MiB of a channel's address space. Returns the table's address.
 fn large_table(driver: &mut Driver, channel: &Channel) -> u64 {
     let table = driver.vram(2);
     driver.guest.poke(channel.space.directory, ((table >> 12) << 4) as u32 | 1);
     table
 }
 
-/// Returns a valid entry for VRAM (0), another card (1), or host memory (2 or 3).
+/// Returns a valid page table entry. `aperture` is 0 for VRAM, 1 for another card, and 2 or 3 for host memory.
 fn entry(at: u64, aperture: u64) -> u64 {
     (at >> 8) & 0xffff_fff0 | aperture << 33 | 1
 }
@@ -445,9 +446,9 @@ fn wait_stopped(driver: &mut Driver, before: u64, what: &str) {
     panic!("{what}: neither rejected nor faulted");
 }
 
-/// Returns the card's own registers, except clocks, registers that the mediator uses on each access, registers that
-/// show running channels or pending interrupts (the neighbour's last interrupt may still be pending), and registers
-/// that change when they are read.
+/// Returns the values of the card's own registers. Excludes clocks, registers that the mediator uses on each access,
+/// registers that change when they are read, and registers that show running channels or pending interrupts (the
+/// neighbour's last interrupt may still be pending).
 fn card_registers(rig: &Rig) -> BTreeMap<u32, u32> {
     let passing = [
         pbus::PRAMIN_WINDOW::OFFSET,

@@ -8,7 +8,7 @@ use vram::{TenantId, VramAddr};
 
 const CANARY: u8 = 0xc5;
 
-/// Returns invalid guest table entries for the page at [`B`]: a name, the low word, and the high word of each.
+/// Returns invalid guest table entries for the page at [`B`]: the name, low word and high word of each.
 fn bad_entries(rig: &Rig) -> [(&'static str, u32, u32); 8] {
     let share = VM_MIB * MIB;
     let state = rig.host.lock();
@@ -139,8 +139,8 @@ fn instances_and_runlists_outside_are_not_taken() {
         evil.guest.wr(pfifo::RUNLIST_BASE::OFFSET, base);
         evil.guest.wr(pfifo::RUNLIST::OFFSET, 0x01f0_0000 | length);
     }
-    // Submit runlists in the guest's own memory that contain the other VM's channels. They must not affect these
-    // channels.
+    // Submit runlists in the guest's own memory that contain the other VM's channels. These channels must not be
+    // affected.
     evil.submit_runlist();
     // Point the directory or USERD of an instance block outside guest memory.
     for (offset, value) in [(0x200, 0xffff_f000), (0x200, 2), (0x008, 0xffff_f000), (0x04c, 31 << 16)] {

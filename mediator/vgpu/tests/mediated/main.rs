@@ -35,7 +35,7 @@ use nvspec::addr::VramAddr;
 use rig::driver::Driver;
 use rig::{Guest, Rig};
 
-/// Size of the card in MiB, the minimum that a driver needs.
+/// Size of the card's VRAM in MiB: the minimum that a driver needs.
 const CARD_MIB: u32 = 64;
 const VM_MIB: u64 = 16;
 const MIB: u64 = 1 << 20;
@@ -78,8 +78,8 @@ fn finds(guest: &Guest, byte: u8) -> usize {
     (0..guest.vram_bytes / MIB).map(in_mib).sum()
 }
 
-/// Returns the number of free chunks (scrubbed or not), of the mediator's chunks, of VMs' chunks, of channels, and of
-/// I/O address ranges.
+/// Returns five counts: free chunks (scrubbed or not), the mediator's chunks, VMs' chunks, channels, and I/O address
+/// ranges.
 fn usage(rig: &Rig) -> (u32, u32, u32, u32, usize) {
     let (chunks, channels, iova) = rig.usage();
     (chunks.free + chunks.to_scrub, chunks.mediator, chunks.vms.values().map(|vm| vm.placed).sum(), channels, iova)

@@ -15,10 +15,10 @@ use vram::TenantId;
 
 /// Number of pages per copy.
 const PAGES: u64 = 20;
-/// Number of bytes that a client reads per request.
+/// Number of bytes that a client reads or writes per request.
 const PART: usize = 70_001;
 
-/// Creates another VM whose client lends the same RAM.
+/// Creates another VM, whose client lends RAM with the same contents as that of `of`.
 fn next(rig: &Rig, vm: u32, of: &Guest) -> Guest {
     let mut guest = rig.guest_with(vm, &free_settings(16));
     assert!(guest.map_ram(0, MIB, true));
@@ -117,7 +117,7 @@ fn stopped_device_does_nothing_and_resumes_unchanged() {
     let mut stay = Traveller::new(&card, 2);
     one.begin(3);
     one.driver.guest.migration().stop().unwrap();
-    // Work whose doorbells were rung must wait, and other VMs' channels continue.
+    // Work whose doorbells were rung must wait, while other VMs' channels continue.
     let submissions = one.driver.guest.counter("submissions");
     stay.begin(4);
     stay.check();
@@ -186,7 +186,7 @@ fn corrupt_state_fails_device_until_reset() {
     stay.check();
     let placed = || card.usage().0.vms.get(&TenantId(2)).map_or(0, |vm| vm.placed);
     eventually("no resources of the incomplete VM are left", || placed() == 0);
-    // After a reset, the VM is a normal device, on which its client can complete work.
+    // After a reset, the device must work normally.
     let mut driver = Driver::new(victim);
     let mut channel: Channel = driver.channel(1);
     works(&mut driver, &mut channel, 9);

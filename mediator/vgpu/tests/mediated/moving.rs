@@ -45,7 +45,7 @@ impl Traveller {
         Self { driver, channels, places: [0; 2], seed: 0 }
     }
 
-    /// Submits work to both channels, of which some will be in progress and some queued.
+    /// Submits work to both channels. Some of it will be in progress, and some will be queued.
     pub(crate) fn begin(&mut self, seed: u32) {
         self.seed = seed;
         let Self { driver, channels, places, .. } = self;
@@ -69,7 +69,7 @@ impl Traveller {
     }
 }
 
-/// Writes all VRAM that the VM's driver does not use.
+/// Writes to each MiB of VRAM that the VM's driver does not use.
 pub(crate) fn use_up(driver: &Driver) {
     (6..16).for_each(|mib| driver.guest.vram_write(mib * MIB, &[0x5a; 64]));
 }
@@ -243,7 +243,7 @@ fn a_channel_that_waits_for_a_semaphore_waits_on_the_other_card() {
     driver.flush();
     driver.submit(&mut waits, &acquire(SEMAPHORE, 0x77));
     copy(&mut driver, &mut waits, 0);
-    // Wait long enough for the work to wait for the semaphore on the engine rather than in the queue.
+    // Give the work time to reach the engine, where it waits for the semaphore.
     std::thread::sleep(std::time::Duration::from_millis(20));
     for (to, vm) in [(1, 2), (0, 3), (1, 4)] {
         driver.guest.move_to(&cards[to], vm, vm % 2 == 0).unwrap();

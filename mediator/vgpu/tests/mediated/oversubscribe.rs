@@ -31,7 +31,7 @@ pub(super) fn rig_with(card_mib: u32, host_mib: u64, division: Division) -> Rig 
     Rig::made(&Config { vram_mib: card_mib + OWN_MIB, ..Config::default() }, &sharing, |card| card)
 }
 
-/// Returns settings with almost no delay between moves.
+/// Returns settings without quanta, and with almost no delay between moves.
 pub(super) fn fast() -> Division {
     let mut division = Division::default();
     (division.balance.return_interval_ns, division.balance.settle_ns) = (2_000_000, 4_000_000);
@@ -60,8 +60,8 @@ pub(super) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Maps buffers of 64 pages, one in each chunk from the third on, contiguously from `A` on, and fills them with a
-/// pattern.
+/// Maps buffers of 64 pages, one in each chunk from chunk 4 on, at contiguous addresses from `A` on, and fills them
+/// with a pattern.
 fn spread(driver: &mut Driver, channel: &Channel, chunks: u64, seed: u32) -> Vec<u64> {
     let first = 4;
     (0..chunks)
@@ -76,7 +76,7 @@ fn spread(driver: &mut Driver, channel: &Channel, chunks: u64, seed: u32) -> Vec
         .collect()
 }
 
-/// Makes the GPU copy each buffer to the next one, starting with the last, and verifies all bytes.
+/// Makes the GPU copy each buffer to the next one, in descending order, and verifies all bytes.
 fn rotate(driver: &mut Driver, channel: &mut Channel, buffers: &[u64], seed: u32) {
     let count = buffers.len() as u64;
     for chunk in (1..count).rev() {
@@ -205,7 +205,7 @@ fn work_waits_for_memory_and_resumes_when_other_vm_frees_it() {
     assert!(second.vram_holds(to, 4, 5) && second.vram_holds(from, 4, 5));
     assert_eq!((second.guest.counter("faults"), second.guest.counter("memory_denied")), (0, 0));
     assert!(second.guest.counter("memory_waited_ns") > 0);
-    // The VM requests the memory repeatedly, but the denial counts only once.
+    // The VM requests the memory repeatedly, but the denial is counted only once.
     let refused = rig.host.lock().holdings().refusals.counts_for(TenantId(1));
     assert_eq!(refused, BTreeMap::from([("card", 1)]));
 }
@@ -527,7 +527,7 @@ fn take_turns_over_the_bus(profile: bool) {
                 }
             });
         }
-        // Wait until each VM has its share of the memory, because these moves must not count.
+        // Wait until each VM has its share of the memory, because the moves until then must not be counted.
         let moved = || [0, 1].map(|vm| rig.host.lock().memory().moved(TenantId(vm)).map(|moved| moved.sum.bytes));
         let (mut before, mut since) = (moved(), Instant::now());
         eventually("each VM has its share", || {
@@ -549,8 +549,8 @@ fn take_turns_over_the_bus(profile: bool) {
             drop(state);
             std::thread::sleep(Duration::from_millis(1));
         }
-        // With this quota, the first VM leaves enough memory for the other one. Quanta would not help it, so it must
-        // not have to wait.
+        // With this quota, the first VM leaves enough memory for the other one. Quanta would not help the first VM, so
+        // the VMs must not take turns.
         rig.host.lock().memory_mut().set_limits(TenantId(0), Limits { quota: 1, ..Limits::default() }).unwrap();
         let takes_turns = || rig.host.lock().memory().divider().residency().turn().is_some();
         let (began, mut without_since) = (Instant::now(), None);

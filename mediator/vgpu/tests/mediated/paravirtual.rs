@@ -18,7 +18,7 @@ use vmm_glue::RegionIndex;
 use vram::victim::VictimPolicy;
 use vram::{Limits, To};
 
-/// RAM address of the interface's structures, beyond the RAM that the driver lends at address 0.
+/// RAM address of the interface's structures, at the end of the RAM that the client lends.
 const BASE: u64 = MIB - RAM_BYTES;
 
 fn offered(group: Option<&str>) -> PvSettings {
@@ -48,7 +48,7 @@ fn pte(at: u64) -> u64 {
     at >> 8 | 1
 }
 
-/// Appends operations that map a driver's channel in a table.
+/// Appends operations that map a channel's memory in a table.
 fn entries(ops: Ops, table: u32, channel: &Channel) -> Ops {
     let [ring, push, image] = channel.memory();
     [(RING_VA, ring, 1), (PUSH_VA, push, 4), (FENCE_VA, channel.fence, 1), (IMAGE_VA, image, 16)]
@@ -56,8 +56,8 @@ fn entries(ops: Ops, table: u32, channel: &Channel) -> Ops {
         .fold(ops, |ops, (va, at, pages)| ops.run(table, (va / PAGE) as u32, pages, pte(at), PAGE >> 8))
 }
 
-/// Creates a channel whose address space the mediator keeps. `handle` is the handle of its directory, and `handle + 1`
-/// the handle of its small-page table.
+/// Creates a channel in an address space whose tables the mediator keeps. `handle` is the handle of the directory, and
+/// `handle + 1` the handle of the small-page table.
 fn channel(driver: &mut Driver, interface: &mut Interface, id: u8, handle: u32) -> Channel {
     let channel = driver.prepare(id);
     let ops = Ops::new().create(handle, kind::DIRECTORY).create(handle + 1, kind::SMALL);
@@ -156,7 +156,7 @@ fn paravirtual_interface_and_tables_survive_hand_over() {
         driver.wait(&work);
         assert!(driver.vram_holds(to, 4, round));
         assert_eq!(driver.guest.counter("pv_operations"), operations);
-        // Batches continue to work on the same tables.
+        // Batches can still modify the same tables.
         let again = Ops::new().run(2, (B / PAGE) as u32, 4, pte(to), PAGE >> 8).flush(1);
         assert_eq!(interface.call(&mut driver.guest, &again).status, 0);
         operations += 2;
@@ -254,7 +254,7 @@ fn long_batch_releases_vm_lock_between_parts_and_answers_once() {
     let mut data = vec![0; BYTES as usize];
     driver.guest.vram_read(b, &mut data);
     assert!(data.chunks_exact(4).all(|word| word == 0x5a5a_1234u32.to_le_bytes()));
-    // The progress of the last batch must not delay the next one. Each flush uses its own critical section.
+    // The progress of the last batch must not carry over to the next one. Each flush uses its own critical section.
     let held = driver.guest.counter("pv_holds");
     assert_eq!(interface.call(&mut driver.guest, &Ops::new().flush(0).flush(0).flush(0)).status, 0);
     assert_eq!(driver.guest.counter("pv_holds") - held, 3);
@@ -349,7 +349,7 @@ fn features_that_were_not_accepted_are_refused() {
     refused(&interface.call(&mut driver.guest, &Ops::new().create(1, kind::SMALL)), 0, Status::Unsupported);
 }
 
-/// Sets up the interface again with fewer features.
+/// Sets up the interface again, and accepts only `features`.
 fn reopen(driver: &mut Driver, features: u32) -> Interface {
     Interface::open_with(&mut driver.guest, BASE, features)
 }

@@ -61,8 +61,8 @@ fn target_in_own_chunk(driver: &mut Driver, channel: &Channel) -> (u64, u32) {
     (at, (at / CHUNK) as u32)
 }
 
-/// Moves a chunk of VM 0 to host memory, by evicting all chunks, because the card may keep the first evicted chunk in
-/// its reserve.
+/// Moves a chunk of VM 0 to host memory: evicts all chunks, and returns those before it, because the card may keep the
+/// first evicted chunk in its reserve.
 fn send_out(rig: &Rig, at: u64, index: u32) {
     move_all(rig, 0, To::Host);
     let others = (0..index).map(|index| Step { vm: TenantId(0), index, to: To::Card }).collect::<Vec<_>>();
@@ -103,8 +103,8 @@ fn moved_chunk_includes_earlier_posted_writes() {
     send_out(&rig, at, index);
     store(&rig, &mut driver, &mut channel);
     assert_eq!(word(&driver, at), 0x0101_0101, "the store is in flight");
-    // Retire the mediator's channel, so that the CPU moves the chunk instead of the engines. Its copy does not flush
-    // posted writes.
+    // Retire the mediator's channel, so that the CPU moves the chunk instead of the engines. The CPU's copy does not
+    // flush posted writes.
     rig.host.lock().retire_channel(TenantId::MEDIATOR, VirtualChannelId(0)).expect("the channel has no work");
     assert_eq!(rig.host.relocate(TenantId(0), &[Step { vm: TenantId(0), index, to: To::Card }]).moved, 1);
     assert!(!rig.in_host(0, at));

@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use vgpu::Settings;
 use vram::{Limits, Step, TenantId, To};
 
-/// Size of the card in MiB.
+/// Size of the card's VRAM in MiB.
 const CARD_MIB: u32 = 64;
-/// Size of a VM in MiB. All of its memory fits on the card, and also in host memory.
+/// VRAM size of a VM in MiB. All of a VM's VRAM fits on the card, and also in host memory.
 const VM_MIB: u64 = 32;
 
 /// Returns settings that disable automatic returns and exchanges between VMs, so that slow tests do not cause further
@@ -57,8 +57,8 @@ pub(super) fn in_host(rig: &Rig) -> u32 {
     rig.usage().0.host.used
 }
 
-/// Returns the number of host slots in use while no move is in progress. A move occupies its destination until it
-/// completes, even if its VM is removed in the meantime.
+/// Waits until no move is in progress, and returns the number of host slots in use. A move occupies its destination
+/// until it completes, even if its VM is removed in the meantime.
 pub(super) fn in_host_at_rest(rig: &Rig) -> u32 {
     eventually("all moves have ended", || rig.host.lock().vram().chunks.moves().count() == 0);
     in_host(rig)
@@ -144,7 +144,7 @@ pub(super) fn work_until(driver: &mut Driver, enough: impl Fn(u32) -> bool, dice
         let (from, to) = (dice.usize(..BUFFERS as usize), dice.usize(..BUFFERS as usize));
         match dice.u64(..4) {
             0 => {
-                // Let the CPU copy this buffer.
+                // Let the CPU fill the target buffer.
                 seeds[to] = round + 1000;
                 for page in 0..PAGES {
                     driver.guest.vram_write(places[to] + page * PAGE, &pattern(seeds[to], page));

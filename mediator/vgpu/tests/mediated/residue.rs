@@ -201,7 +201,7 @@ fn waiting_channel_off_pgraph_resumes_on_semaphore_release() {
             works.submit(&mut working, &[]);
             works.wait(&working);
         }
-        // The other VM is idle, so it cannot force the VM that waits back onto the engine.
+        // The other VM is idle, so it cannot force the waiting VM back onto the engine.
         std::thread::sleep(Duration::from_millis(20));
         assert!(!waits.is_done(&waiting));
         waits.guest.poke(page, payload);
@@ -257,7 +257,7 @@ fn channel_for_copies(driver: &mut Driver, id: u8) -> Channel {
     channel
 }
 
-/// A VM that is measured while another VM works. Only one of its channels can use PGRAPH.
+/// A VM that is measured while another VM works. Only one of the measured VM's channels can use PGRAPH.
 struct Pair {
     one: Driver,
     /// Channels of the measured VM.
@@ -280,8 +280,8 @@ impl Pair {
         Self { one, channels, neighbour, channel }
     }
 
-    /// Submits `work` `times` times without a pause on one of the measured VM's channels, while the neighbour copies
-    /// with PGRAPH without interruption. Returns the number of the neighbour's copies.
+    /// Submits `work` back to back `times` times on one of the measured VM's channels, while the neighbour continuously
+    /// copies with PGRAPH. Returns the number of the neighbour's copies.
     fn run(&mut self, channel: usize, work: &[u32], times: usize) -> u64 {
         let Self { one, channels, neighbour, channel: own } = self;
         let other = &mut channels[channel];
@@ -370,7 +370,7 @@ fn copies_on_pgraph_channel_do_not_block_pgraph() {
     assert!(charged.into_iter().any(|ns| ns >= took && ns - took < took / 50), "copies are charged for their duration");
 }
 
-/// Returns how many of VM 0's submissions have waited for a time slice on PGRAPH.
+/// Returns the number of VM 0's submissions that have arrived for PGRAPH.
 fn arrived_at_pgraph(rig: &Rig) -> u64 {
     let state = rig.host.lock();
     state.scheduler().account(TenantId(0), Engine::Compute).expect("the channel shares PGRAPH").arrived
@@ -412,7 +412,7 @@ fn reaches_pgraph(rig: &Rig, channel: u8) -> bool {
     u32::from_le_bytes(word) & context::VALID != 0
 }
 
-/// Makes a copy engine hang in one or two submissions while a neighbour uses PGRAPH.
+/// Makes a copy engine hang in `works`, one or two submissions, while a neighbour uses PGRAPH.
 fn hangs(works: &[Vec<u32>]) {
     let rig = rig(true);
     let mut pair = Pair::new(&rig);
@@ -425,14 +425,14 @@ fn hangs(works: &[Vec<u32>]) {
         neighbour.wait(channel);
         std::thread::sleep(Duration::from_millis(1));
     }
-    // Nothing may be killed before the limit is reached.
+    // No work may be killed before the limit is reached.
     let killed = Engine::ALL.map(|engine| {
         let state = rig.host.lock();
         state.scheduler().account(TenantId(0), engine).map_or(0, |account| account.killed)
     });
     assert_eq!((killed, one.is_done(hung)), ([0; 3], false));
     assert!(!reaches_pgraph(&rig, hung.id), "its block has no PGRAPH context while another VM works there");
-    // On a busy host, the scheduler may see the end of the neighbour's last copy late.
+    // On a busy host, the scheduler may detect the end of the neighbour's last copy late.
     let deadline = Instant::now() + Duration::from_secs(10);
     while rig.host.lock().scheduler().is_busy(Engine::Compute) {
         assert!(Instant::now() < deadline, "the work counts for the copy engine");
@@ -500,7 +500,8 @@ fn alternating_copy_and_pgraph_work_completes_in_order() {
     for round in 0..20 {
         let seed = 20 + round;
         let from = one.buffer(channel, A, 1, seed);
-        // Copy to B with a copy engine, from there with PGRAPH, and back with a copy engine.
+        // Copy A to B with a copy engine, B to the target with PGRAPH, and the target to the next page with the other
+        // copy engine.
         one.submit(channel, &[object(CE0), ce_copy(A, B, 1)].concat());
         one.submit(channel, &[object(M2MF), m2mf_copy(B, TARGET_AT, PAGE as u32)].concat());
         one.submit(channel, &[]);

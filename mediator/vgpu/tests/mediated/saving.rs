@@ -242,7 +242,7 @@ fn hostile_guest_during_save_and_move_harms_only_itself() {
             over.store(true, Ordering::Relaxed);
         });
         stay.iter_mut().for_each(Traveller::check);
-        // The VM's channels may have ended, but a reset makes it usable again.
+        // The VM's channels may have ended, but a reset must make the VM usable again.
         hostile.driver.guest.reset();
         hostile = {
             let Traveller { driver, .. } = hostile;

@@ -233,7 +233,7 @@ fn doorbell_of_disabled_channel_blocks_no_vm() {
     other.wait(&channel);
     assert_eq!(rig.host.lock().scheduler().queued(), 0);
     assert_eq!(lazy.guest.peek(stopped.fence), 0);
-    // Enable the channel while it runs, and disable it midway.
+    // Enable the channel, and disable it again while its work runs.
     lazy.guest.wr(pfifo::CHANNEL_STATE::at(1), 0x001f_0001);
     lazy.guest.wr(pfifo::CHANNEL_STATE::at(1), 0x001f_0000);
     for _ in 0..8 {
@@ -342,7 +342,7 @@ fn a_guest_that_forges_its_ends_pays_for_its_work_all_the_same() {
 #[test]
 fn overdue_submissions_report_awaited_cause() {
     let rig = rig(Config::default());
-    // Use VMs without a run time limit. Otherwise, a busy host could let a channel be killed before this test observes
+    // Use VMs without a run time limit. Otherwise, a channel could be killed on a busy host before this test observes
     // it.
     let endless = VgpuParams { max_run_ns: None, ..VgpuParams::default() };
     let (mut one, mut two) = (driver(&rig, 0, endless), driver(&rig, 1, endless));
@@ -378,7 +378,7 @@ fn overdue_submissions_report_awaited_cause() {
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    // The card does not accept this much work from one VM while another one has work.
+    // The scheduler does not start this much work of one VM while another one has work.
     (0..4).for_each(|_| copies(&mut two, &mut behind, 1));
     let of_two = of(1, 5);
     assert_eq!(of_two.last(), Some(&(behind.id, Awaited::Turn)), "{of_two:?}");
@@ -419,7 +419,7 @@ fn strikes(rig: &Rig, vm: u32) -> u32 {
     rig.host.lock().scheduler().strikes(TenantId(vm)).map_or(0, |(strikes, _)| strikes)
 }
 
-/// Name of a case, and the register accesses by which a guest stops a channel.
+/// Name of a case, and the register accesses with which a guest stops a channel.
 type Stop = (&'static str, fn(&mut Driver, &Channel));
 
 const STOPS: [Stop; 4] = [
@@ -449,7 +449,7 @@ fn vm_stopping_running_channel_pays_and_neighbour_does_not() {
             stop(&mut bad, &channel);
             // The VM's previous copy may not have been charged yet.
             in_flight_at_most(&rig, 1);
-            // The VM is charged up to its limit, unless it has already reached it.
+            // The VM's hung work stays in flight until its run time limit, which it may have reached already.
             let in_flight = rig.host.lock().scheduler().in_flight();
             let struck = strikes(&rig, 0);
             let kept = in_flight == 1 || struck == 1;
@@ -470,7 +470,8 @@ fn vm_stopping_running_channel_pays_and_neighbour_does_not() {
     }
 }
 
-/// Waits until all work whose completion the guest has observed was charged. Returns the VM's total charge.
+/// Waits until the VM's total charge exceeds `more_than` ns, because completed work is charged with a delay. Returns
+/// this charge.
 fn booked(rig: &Rig, vm: u32, more_than: u64) -> u64 {
     let began = Instant::now();
     loop {
@@ -483,7 +484,7 @@ fn booked(rig: &Rig, vm: u32, more_than: u64) -> u64 {
     }
 }
 
-/// Name of a case, and the register accesses by which a guest stops a channel and immediately resumes it.
+/// Name of a case, and the register accesses with which a guest stops a channel and immediately resumes it.
 type Toggle = (&'static str, fn(&mut Driver, &Channel));
 
 const TOGGLES: [Toggle; 3] = [

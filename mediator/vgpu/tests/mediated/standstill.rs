@@ -71,8 +71,8 @@ fn work_submitted_before_or_during_quiesce_completes_after_it() {
     }
 }
 
-/// Runs the test on a card that clears PGRAPH between VMs (and admits no VM to PGRAPH while it is quiesced) if `clear`
-/// is true, or on a card that does not clear PGRAPH otherwise.
+/// Checks that work submitted while the card is quiesced runs only afterwards. If `clear` is true, the card clears
+/// PGRAPH between VMs, and admits no VM to PGRAPH while it is quiesced.
 fn does_nothing_until_it_goes_on(clear: bool) {
     let config = simgpu::Config { vram_mib: super::CARD_MIB, ..Default::default() };
     let rig = Rig::made(&config, &card_manager::Sharing { clear, ..rig::sharing() }, |card| card);

@@ -139,7 +139,7 @@ fn fault_of_channel_unbound_before_service_blocks_no_vm() {
     assert_eq!(good.faults, []);
 }
 
-/// A fast card: a released engine reaches its next fault before its owner does anything else.
+/// A fast card: a released engine reaches its next fault before the mediator does anything else.
 struct Quick;
 
 impl Alter for Quick {
@@ -147,7 +147,7 @@ impl Alter for Quick {
         card.write32(offset, value);
         if offset == pfifo::SCHED_DISABLE::OFFSET && value == 0 {
             let stopped = || card.read32(pfifo::SCHED_ENABLE_ACK::OFFSET) != 0;
-            // If there is no next fault, no channel has work.
+            // Without a next fault, wait until no channel has work.
             let state = |channel| card.read32(pfifo::CHANNEL_STATE::at(channel));
             let at_rest = || (0..16).all(|channel| !pfifo::CHANNEL_STATE::PENDING.is_set(state(channel)));
             let _ = (0..20_000).any(|_| stopped() || at_rest() || (std::thread::yield_now(), false).1);
@@ -227,7 +227,7 @@ fn late_fault_report_leaves_engine_to_current_channel() {
         assert!(began.elapsed() < std::time::Duration::from_secs(60), "the fault was not handled");
         std::thread::yield_now();
     }
-    // All effects of the report are complete when the lock is released.
+    // Once this lock has been acquired, all effects of the report are complete.
     drop(rig.host.lock());
     assert_eq!(works_for(), before, "the other channel's work is still in progress");
 }

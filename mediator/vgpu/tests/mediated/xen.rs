@@ -121,8 +121,8 @@ fn remapped(rig: &Rig) -> XenVm {
     XenVm::new(rig, 0, &Settings { apertures: Apertures::Remapped, ..settings(VM_MIB, 16) }, "guest0")
 }
 
-/// Starts a driver whose CPU writes a page through an aperture. Then the card copies the page to another one in the
-/// aperture.
+/// Writes a page through an aperture with the guest's CPU, makes the card copy it to another page in the aperture, and
+/// verifies the copy.
 fn copies_through_an_aperture(driver: &mut Driver<XenGuest>, seed: u32) {
     let mut channel = driver.channel(1);
     let (from, to) = (driver.buffer(&channel, A, 1, 0), driver.buffer(&channel, B, 1, 0));

@@ -1,4 +1,4 @@
-//! Tests zeroing of memory between owners with the copy engines.
+//! Tests that the copy engines zero memory between owners.
 
 use super::relocate::{driver_of, free_settings, move_all, still};
 use super::{A, MIB};
@@ -21,7 +21,8 @@ fn zeroed_by_engines(rig: &Rig) -> u64 {
     rig.host.lock().vram().zeroed_by_engines()
 }
 
-/// Writes one byte to each page of a VM's VRAM. Returns the first page that contains any other nonzero byte.
+/// Writes one byte to each page of a VM's VRAM. Returns the number of the first page that contains any other nonzero
+/// byte.
 fn first_that_is_not_zero(guest: &Guest) -> Option<u64> {
     (0..guest.vram_bytes / PAGE).find(|page| {
         guest.vram_write(page * PAGE, &[1]);
@@ -33,7 +34,7 @@ fn first_that_is_not_zero(guest: &Guest) -> Option<u64> {
 
 #[test]
 fn next_vm_finds_nothing_where_engines_have_zeroed() {
-    // Without host memory, the mediator's channels are only used for zeroing.
+    // Without host memory, the mediator's channels are used only for zeroing.
     let rig = rig_with(0, None);
     for round in 0..4 {
         let before = zeroed_by_engines(&rig);
@@ -108,7 +109,7 @@ fn vm_needing_chunk_being_zeroed_gets_it_afterwards() {
         let next = rig.guest_with(2 * round + 1, &free_settings(40));
         std::thread::scope(|scope| {
             scope.spawn(|| rig.host.scrub());
-            // The VM uses all chunks, which are more than were zeroed.
+            // The VM uses all chunks, including those that have not been zeroed yet.
             for mib in &all {
                 assert!(next.vram_try_write(mib * MIB + 8, &[9; 8]), "round {round}: MiB {mib}");
             }

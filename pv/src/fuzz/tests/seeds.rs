@@ -1,10 +1,10 @@
 //! Seed inputs of the fuzz target, by name: handwritten life cycles of tables. The first number of each step is its
-//! kind. Its operands follow in the format of `Machine::step`.
+//! kind. The operands follow in the format of `Machine::step`.
 
 use crate::model::machine::STEP_BYTES;
 use std::collections::BTreeMap;
 
-/// Steps. Omitted operands are 0.
+/// A sequence of steps. Omitted operands are 0.
 type Steps<'a> = &'a [&'a [u8]];
 
 const SEND: &[u8] = &[23];
@@ -67,7 +67,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 SEND,
             ]),
         ),
-        // Keep directories referenced by address spaces, and modify directories.
+        // Bind address spaces to directories, free and reuse the directories' handles, flush, and unbind.
         (
             "bindings",
             seed(&[

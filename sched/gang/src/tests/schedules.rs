@@ -7,10 +7,10 @@ use super::super::*;
 use super::world::{Gate, MS, Tenant, World, gang};
 use sched::sim::Random;
 
-/// Number of schedules per run. The full-scale test has its own number, which is larger.
+/// Number of schedules per run. The full-scale test uses [`ALL_SCHEDULES`].
 const SCHEDULES: u64 = 2_000;
 const ALL_SCHEDULES: u64 = 100_000;
-/// Number of steps after which a schedule is considered endless. The longest schedule has a tenth of this number.
+/// Number of steps after which a schedule is considered endless. The longest schedule takes a tenth of this number.
 const MAX_STEPS: u64 = 50_000;
 /// Number of priority changes in a schedule.
 const CHANGES: usize = 5;

@@ -1,9 +1,9 @@
-//! Simulated cards with turns, the messages between the cards, and programs with kernels that wait for their peers on
-//! other cards.
+//! Simulates cards that grant turns, the messages between the cards, and programs whose kernels wait for peer kernels
+//! on other cards.
 //!
 //! A tenant has one program (a *rank*) on each of its cards, and all ranks submit the same kernels. A kernel runs when
-//! all ranks have submitted it. Until then, it spins on the cards that have it, and the turns on these cards cannot
-//! end.
+//! all ranks have submitted it. Until then, it spins on the cards to which it was submitted, so the turns on these
+//! cards cannot end.
 
 use super::super::*;
 use sched::groups::GroupConfig;
@@ -20,7 +20,7 @@ pub(super) struct Tenant {
     pub(super) params: VgpuParams,
     /// Length of a kernel, in ns.
     pub(super) kernel_ns: u64,
-    /// Maximum number of kernels that a rank submits ahead.
+    /// Maximum number of kernels that a rank has in flight.
     pub(super) ahead: u64,
     /// Number of kernels after which the program exits.
     pub(super) kernels: u64,
@@ -29,7 +29,7 @@ pub(super) struct Tenant {
 }
 
 impl Tenant {
-    /// Creates a tenant with a program that always has work.
+    /// Creates a tenant whose program always has work.
     pub(super) fn flood(cards: &[u32], weight: u32, kernel_ns: u64) -> Self {
         let (cards, params) = (cards.to_vec(), VgpuParams::weight(weight));
         Self { cards, params, kernel_ns, ahead: 2, kernels: u64::MAX, burst: None }
@@ -54,7 +54,7 @@ pub(super) struct Rank {
     asked: bool,
     /// Last time at which the gate was open, in ns.
     last_ran: u64,
-    /// Longest time for which the gate was closed while the rank had work, in ns.
+    /// Longest time that the gate stayed closed while the rank had work, in ns.
     pub(super) longest_gap: u64,
 }
 
@@ -79,7 +79,7 @@ impl Program {
         }
     }
 
-    /// Returns true if the next kernel runs because all ranks have submitted it.
+    /// Returns true if all ranks have submitted the next kernel, so it runs.
     pub(super) fn runs(&self) -> bool {
         self.ranks.values().all(|rank| rank.submitted > self.done)
     }
@@ -88,15 +88,15 @@ impl Program {
 pub(super) struct World {
     pub(super) cards: BTreeMap<u32, GangTurns>,
     pub(super) programs: BTreeMap<TenantId, Program>,
-    /// Messages in transit, with their arrival times.
+    /// Messages in transit on each link, with their arrival times in ns.
     pub(super) links: BTreeMap<(u32, u32), VecDeque<(u64, Message)>>,
     pub(super) now: u64,
     pub(super) random: Random,
-    /// Cards with stopped owners.
+    /// Cards whose owners are stopped.
     pub(super) stopped: BTreeSet<u32>,
     /// Minimum and maximum latency of a message, in ns.
     pub(super) transit_ns: (u64, u64),
-    /// Tenants that were reported for exceeding their limit.
+    /// Tenants that were reported for exceeding their run time limit.
     pub(super) overdue: BTreeSet<TenantId>,
 }
 
@@ -194,7 +194,7 @@ impl World {
         self.check(card);
     }
 
-    /// Checks that at most one tenant has an open gate on a card, except for tenants with turns that overrun.
+    /// Checks that at most one tenant has an open gate on a card, ignoring tenants whose turns overrun.
     fn check(&self, card: u32) {
         let turns = &self.cards[&card];
         let open = self.programs.iter().filter(|(tenant, program)| {
@@ -217,7 +217,7 @@ impl World {
         match &mut rank.gate {
             Gate::Open if may => rank.submitted += 1,
             Gate::Closing(left @ 1..) if may => (*left, rank.submitted) = (*left - 1, rank.submitted + 1),
-            // The program runs, but the card's owner does not process its messages.
+            // The program runs, but the card's stopped owner processes no messages.
             _ if is_stopped => return false,
             Gate::Open if is_idle && !has_work => {
                 (rank.gate, rank.asked) = (Gate::Closed, false);

@@ -1,7 +1,7 @@
 //! Compares a group's members with programs that run concurrently without gates, as with MPS alone.
 //!
-//! A program is either a loop that submits work, waits for its end, and pauses on the host, or a job that always has
-//! work. The gains from concurrency, the lengths, and the pauses are those of decode loops on an H200.
+//! A program is either a loop that submits work, waits until the work ends, and pauses on the host, or a job that
+//! always has work. The gains from concurrency, the lengths, and the pauses are those of decode loops on an H200.
 
 use super::{GROUP, MS, id};
 use crate::groups::{GroupConfig, GroupTurns, Sharing};
@@ -14,12 +14,12 @@ const US: u64 = 1_000;
 const STEP: u64 = 50 * US;
 /// Delay from an order to its effect, and from the end of work to its observation, in ns.
 const NOTICE: u64 = 100 * US;
-/// Amount of work that the card does for one to four concurrent loops, in thousandths of a single program's work.
+/// Total speed of one to four concurrent loops, in thousandths of a single loop's speed.
 const GAINS: [u64; 4] = [1000, 1570, 2000, 2400];
 /// Like [`GAINS`], for programs that each fill the card.
 const NO_GAIN: [u64; 4] = [1000; 4];
 
-/// A program with submissions that take `length` ns on an otherwise idle card.
+/// A program whose submissions take `length` ns on an otherwise idle card.
 #[derive(Clone, Copy, Debug)]
 struct Program {
     length: u64,
@@ -29,14 +29,14 @@ struct Program {
     idle: u64,
     /// Interval between reports, in ns.
     report: u64,
-    /// Progress while other programs run, relative to an equal part of the card, in thousandths.
+    /// Progress while other programs run, relative to that on an equal share of the card, in thousandths.
     speed: u64,
 }
 
 const LOOP: Program = Program { length: 1900 * US, pause: 60 * US, idle: 300 * US, report: 2 * MS, speed: 1000 };
 const PACED: Program = Program { pause: 4 * MS, idle: 150 * US, ..LOOP };
 const JOB: Program = Program { length: 230 * US, pause: 0, ..LOOP };
-/// A program during its start, with short submissions.
+/// A program in its start phase, which submits short work.
 const STARTS: Program = Program { length: 20 * US, pause: 0, ..LOOP };
 
 #[derive(Debug)]
@@ -50,15 +50,15 @@ struct Runner {
     /// Remaining work of the submission in flight, in ns.
     left: u64,
     begun: u64,
-    /// Time of the next submission.
+    /// Time of the next submission, in ns.
     next: u64,
-    /// End of the last submission.
+    /// End of the last submission, in ns.
     ended: u64,
     busy: u64,
     launches: u64,
     reported: u64,
     opened: u64,
-    /// End of each submission, and the time since the previous end (including the pause) in ns.
+    /// End of each submission, and the time since the previous end (including the pause), both in ns.
     gaps: Vec<(u64, u64)>,
     random: u64,
 }
@@ -93,7 +93,7 @@ impl Runner {
 
 struct Card {
     turns: GroupTurns,
-    /// False for programs without gates.
+    /// False if the programs run without gates.
     gated: bool,
     gains: [u64; 4],
     runners: BTreeMap<TenantId, Runner>,
@@ -272,7 +272,7 @@ fn both(gains: [u64; 4], programs: &[(Program, VgpuParams)]) -> [Card; 2] {
     })
 }
 
-/// Returns loops of equal weight with speeds that differ by 0.5 % when they run concurrently.
+/// Returns loops of equal weight whose speeds differ by up to 0.7 % when they run concurrently.
 fn loops(count: usize) -> Vec<(Program, VgpuParams)> {
     [1000, 1004, 997, 1001][..count].iter().map(|&speed| (Program { speed, ..LOOP }, VgpuParams::default())).collect()
 }
@@ -327,7 +327,7 @@ fn guarantee_next_to_three_jobs_holds_within_three_percent() {
 #[test]
 fn interactive_loop_runs_before_job_that_fills_card() {
     let interactive = VgpuParams { class: LatencyClass::Interactive, ..VgpuParams::default() };
-    // A loop without pauses demands more than its share.
+    // A loop with short pauses demands more than its share.
     for program in [PACED, Program { idle: 150 * US, ..LOOP }] {
         let job = Program { report: MS / 2, ..JOB };
         let mut card = Card::new(NO_GAIN, true, &[(program, interactive), (job, VgpuParams::default())]);

@@ -1,18 +1,18 @@
 //! Seed inputs of the fuzz target, by name: handwritten life cycles of address spaces. The first number of each
-//! operation is its kind. Its operands follow in the format of `Machine::step`.
+//! operation is its kind. The operands follow in the format of `Machine::step`.
 
 use crate::model::machine::OP_BYTES;
 use std::collections::BTreeMap;
 
-/// Operations. Omitted operands are 0.
+/// A sequence of operations. Omitted operands are 0.
 type Ops<'a> = &'a [&'a [u8]];
 
 /// Mode byte of all seeds, which selects the default mode and a high table limit. The tests also run the seeds in all
 /// other modes.
 const MODE: u8 = 3;
 
-/// Makes the first entry of the first directory refer to a large-page and a small-page table, each with an eighth of
-/// the full size.
+/// Makes the first entry of the first directory refer to a large-page and a small-page table, each an eighth of the
+/// full size.
 const TABLES: &[u8] = &[0, 0, 0, 0x13, 0, 1];
 /// Sets entries 0 to 7 of the small-page table to VRAM pages 0x40 to 0x47, and entry 8 to a granted RAM page.
 const SMALL: Ops<'_> = &[&[7, 1, 0, 6, 0x40], &[7, 1, 1, 7, 0x41], &[7, 1, 7, 8, 0x47], &[7, 1, 8, 11, 0x14]];
@@ -114,7 +114,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 &[&[25, 0], &[16, 1], &[25, 0], &[7, 6, 0, 9, 2], &[20, 1], &[23, 0x10, 0], &[29, 1]],
             ]),
         ),
-        // Move, withdraw and grant chunks of VRAM. Then do the same with ranges that the guest keeps.
+        // Move, withdraw and grant chunks of VRAM. Then do the same with ranges that the guest still owns.
         (
             "chunks",
             seed(&[
@@ -165,7 +165,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 &[30, 0, 2, 3, 7],
             ]),
         ),
-        // Write whole pages of entries at once, in consecutive tables.
+        // Write whole pages of entries, in consecutive tables.
         (
             "fills",
             seed(&[

@@ -40,7 +40,7 @@ struct Barrier {
     fails: u32,
 }
 
-/// A worker's caches and its share of the card's resources.
+/// A worker's instruction and constant caches.
 #[derive(Debug)]
 pub(crate) struct Caches {
     pub(crate) code: Code,
@@ -183,8 +183,7 @@ impl Block {
         }
     }
 
-    /// Returns the next warp that can run, which is the current warp if its turn has not ended, or the next ready warp
-    /// otherwise.
+    /// Returns the next ready warp, starting with the current warp unless its turn has ended.
     fn next_ready(&self) -> Option<usize> {
         let first = if self.left == 0 { self.turn + 1 } else { self.turn };
         (first..self.count)
@@ -209,7 +208,7 @@ impl Block {
         Ok(())
     }
 
-    /// Releases the warps at a barrier once all have arrived.
+    /// Releases the warps at a barrier once all expected warps have arrived.
     fn release(&mut self, number: u8) {
         let barrier = self.barriers[usize::from(number)];
         let running = self.warps[..self.count].iter().filter(|warp| warp.condition != Condition::Ended).count();

@@ -99,8 +99,8 @@ impl Code {
             let high = match line.words.get(word + 1) {
                 Some(high) => *high,
                 None if sm20::size(low) == 4 => 0,
-                // Do not cache this instruction: its second dword is in the next line, where the entry would not detect
-                // a change.
+                // Do not cache this instruction: its second dword is in the next line, whose changes would not
+                // invalidate the entry.
                 None => session.read32(GpuVa(va).offset(4))?,
             };
             let slot = decode(u64::from(high) << 32 | u64::from(low));

@@ -1,4 +1,4 @@
-//! Semantics of instructions. Each instruction family has its own module. This module fetches operands, and handles
+//! Semantics of instructions. Each instruction family has its own module. This module fetches operands, and implements
 //! guards and joins.
 //!
 //! Each operation computes all lanes, in vectorizable loops, and stores only the results of the participating lanes.
@@ -6,7 +6,7 @@
 //! # Not modelled
 //! Texture, surface, video and graphics instructions; dual loads (LD_LDU, LDS_LDU); SHL.X and SHR.X; RTT and BPT,
 //! because there is no trap handler. These instructions terminate the warp with an illegal-encoding error. MUFU is more
-//! precise than on hardware: it returns the double-precision result, rounded to nearest single.
+//! precise than on hardware: it returns the double-precision result, rounded to single precision.
 
 mod control;
 mod convert;
@@ -239,7 +239,7 @@ fn fetch_pair(warp: &Warp, source: Source, widen: Widen, machine: &mut Machine<'
     })
 }
 
-/// Computes the result of each lane.
+/// Calls `f` for each lane, and returns the results.
 #[inline]
 fn map(f: impl Fn(usize) -> u32) -> Lanes {
     let mut values = [0; LANES];
@@ -266,7 +266,7 @@ fn integer_flags(values: &Lanes) -> Flags {
     }
 }
 
-/// Returns the condition code of a float result: zero and sign flags, or both for a NaN.
+/// Returns the condition code of a float result: the zero and sign flags, both of which are set for a NaN.
 fn float_flags(format: Format, value: impl Fn(usize) -> u64) -> Flags {
     let nan = mask_of(|lane| format.is_nan(value(lane)));
     let zero = mask_of(|lane| format.modified(value(lane), true, false) == 0) | nan;

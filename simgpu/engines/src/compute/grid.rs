@@ -132,7 +132,7 @@ impl Grid {
         Some(Working(self))
     }
 
-    /// Executes a short slice. [`Slice::Ended`] means that this worker has no work left.
+    /// Executes a short slice of the worker's block. [`Slice::Ended`] means that this worker has no work left.
     pub(crate) fn slice(&self, worker: &mut Worker, index: u32) -> Slice {
         let number = match worker.number {
             Some(number) => number,
@@ -174,7 +174,7 @@ impl Grid {
         Slice::More
     }
 
-    /// Returns the number of the next block to start.
+    /// Takes the number of the next block to start, if any.
     fn next(&self) -> Option<u64> {
         let mut state = self.state.lock();
         let left = state.next < self.launch.blocks() && state.failure.is_none() && !self.stop.load(Ordering::Acquire);
@@ -220,11 +220,11 @@ impl Drop for Working<'_> {
     }
 }
 
-/// Executes blocks. Each thread has one worker and reuses it for all grids.
+/// State of a thread that executes blocks. A thread reuses its worker for all grids.
 #[derive(Debug)]
 pub(crate) struct Worker {
     block: Block,
-    /// The current block.
+    /// Number of the current block.
     number: Option<u64>,
     caches: Caches,
     counts: Counts,
@@ -236,7 +236,7 @@ impl Worker {
         Self { block: Block::new(), number: None, caches, counts: Counts::default() }
     }
 
-    /// Prepares for a grid's blocks.
+    /// Prepares the worker for a grid's blocks.
     pub(crate) fn begin(&mut self, launch: &Launch) {
         self.number = None;
         self.counts = Counts::default();

@@ -27,7 +27,7 @@ fn place(address: u64) -> (usize, u64) {
 }
 
 impl Locks {
-    /// Locks the word at an address. Returns true if it was unlocked.
+    /// Locks the word at an address. Returns false if the word is already locked or its set is full.
     pub(crate) fn lock(&self, address: u64) -> bool {
         let (set, word) = place(address);
         let mut table = self.table.lock();

@@ -16,7 +16,7 @@ pub(crate) struct Counts {
     pub(crate) instructions: u64,
     /// Number of thread instructions.
     pub(crate) thread_instructions: u64,
-    /// Number of memory transactions, including local memory.
+    /// Number of memory transactions, including those to local memory.
     pub(crate) transactions: u64,
     /// Number of bytes that these transactions transferred to or from system memory.
     pub(crate) bus_bytes: u64,
@@ -219,7 +219,7 @@ impl SharedMemory {
         &self.bytes
     }
 
-    /// Reads `N` bytes.
+    /// Reads `N` bytes at an address.
     pub(crate) fn read<const N: usize>(&self, address: u32) -> Result<[u8; N], Failure> {
         let start = address as usize;
         let outside = Failure::Warp(warp_error::OUT_OF_RANGE_ADDRESS);
@@ -234,7 +234,7 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// Locks the word at an address. Returns true if it was unlocked.
+    /// Locks the word at an address. Returns false if the word is already locked.
     pub(crate) fn lock(&mut self, address: u32) -> bool {
         let word = address as usize / 4;
         let Some(bits) = self.locks.get_mut(word / 64) else { return false };

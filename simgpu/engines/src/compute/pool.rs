@@ -31,7 +31,7 @@ struct Queue {
 
 #[derive(Debug, Default)]
 struct Task {
-    /// Number of the current grid, with which threads detect a new grid.
+    /// Number of the current grid, which lets threads detect a new grid.
     number: u64,
     grid: Option<Arc<Grid>>,
     end: bool,
@@ -57,7 +57,8 @@ pub(crate) struct Pool {
 pub(crate) enum Advance {
     /// [`Pool::advance`] must be called again.
     More,
-    /// The grid runs on the pool's threads, which wake the caller when the grid ends.
+    /// The grid runs on the pool's threads, which wake the caller when the grid ends. Also returned for a deadlocked
+    /// grid if the pool has no threads.
     Elsewhere,
     /// The grid has ended.
     Ended(Outcome),
@@ -159,7 +160,7 @@ impl Drop for Pool {
     }
 }
 
-/// Main loop of a thread.
+/// Main loop of a worker thread.
 fn serve(queue: &Queue, wake: &Wake, index: u32) {
     let mut worker = Worker::new();
     let mut seen = 0;

@@ -144,7 +144,7 @@ impl Registers {
     /// Number of words in a context image.
     pub(crate) const IMAGE_WORDS: usize = methods::STATE_WORDS + 3 * limit::CONSTANT_BANKS as usize + 128;
 
-    /// Serializes the state to a context image: methods, banks and the global map, without a running grid.
+    /// Serializes the state to a context image: methods, banks and the global map, but no running grid.
     pub(crate) fn to_words(&self) -> Vec<u32> {
         let banks = self.banks.iter().flat_map(|bank| [bank.base as u32, (bank.base >> 32) as u32, bank.bytes]);
         let map = self.global_map.0.chunks_exact(2).map(|pair| u32::from(pair[0]) | u32::from(pair[1]) << 16);

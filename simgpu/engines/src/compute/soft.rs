@@ -59,7 +59,7 @@ impl Format {
         if negate { bits ^ self.sign_bit() } else { bits }
     }
 
-    /// Clamps to the range 0 to 1. Converts NaN to 0.
+    /// Clamps a number to the range 0 to 1. Converts NaN to 0.
     pub(crate) const fn saturated(self, bits: u64) -> u64 {
         if self.is_nan(bits) || bits & self.sign_bit() != 0 {
             0
@@ -204,7 +204,7 @@ pub(crate) fn mul(a: u64, b: u64, scale: i32, format: Format, rounding: Rounding
             product.exponent += scale;
             pack(product, format, rounding)
         }
-        // A product with zero needs no rounding.
+        // The product is an infinity or a NaN, and adding -0 does not change it.
         _ => fma(a, b, format.sign_bit(), format, rounding),
     }
 }
@@ -244,7 +244,8 @@ fn sum(a: Exact, b: Exact, rounding: Rounding) -> Exact {
     let mantissa = if big.negative == small.negative {
         big.mantissa + shifted
     } else {
-        // The lost bits of the smaller number are also subtracted: the exact result is between this value and one less.
+        // Subtract the lost bits of the smaller number as well: the exact result is between this value and the next
+        // larger one.
         big.mantissa - shifted - u128::from(sticky)
     };
     let negative = if mantissa == 0 && !sticky { rounding == Rounding::Down } else { big.negative };
@@ -260,7 +261,7 @@ pub(crate) fn convert(bits: u64, from: Format, to: Format, rounding: Rounding) -
     }
 }
 
-/// Rounds to an integer in the same format.
+/// Rounds a number to an integer in the same format.
 pub(crate) fn integral(bits: u64, format: Format, rounding: Rounding) -> u64 {
     match unpack(bits, format) {
         Number::Nan => format.nan,
@@ -272,7 +273,8 @@ pub(crate) fn integral(bits: u64, format: Format, rounding: Rounding) -> u64 {
     }
 }
 
-/// Rounds to an integer and clamps it to the type's range. Converts NaN to 0 (GUESS: for doubles, too).
+/// Rounds a number to an integer and clamps it to the integer type's range. Converts NaN to 0 (GUESS: for doubles,
+/// too).
 pub(crate) fn to_integer(bits: u64, format: Format, rounding: Rounding, width: u32, signed: bool) -> u64 {
     let (least, most) = range(width, signed);
     let value = match unpack(bits, format) {

@@ -42,7 +42,7 @@ pub(crate) struct Stack {
     entries: Vec<Entry>,
 }
 
-/// Returns the number of entries of a warp with `bytes` bytes of stack memory.
+/// Returns the maximum number of entries of a warp with `bytes` bytes of stack memory.
 pub(crate) fn limit(bytes: u32) -> usize {
     (OWN_ENTRIES + (bytes / ENTRY_BYTES) as usize).min(ENTRIES_MAX)
 }
@@ -97,7 +97,7 @@ mod tests {
         assert!(stack.push(Kind::Break, 0xf, 100, 8));
         assert!(stack.push(Kind::Join, 0xf, 50, 8));
         assert!(stack.push(Kind::Divergence, 0xc, 20, 8));
-        // Lanes 0 and 1 break. Lanes 2 and 3 continue at 20, join at 50 without the others, and then also break.
+        // Lanes 0 and 1 break. Lanes 2 and 3 continue at 20, join at 50 without lanes 0 and 1, and then also break.
         assert!(stack.unwind(Kind::Break, 0x3));
         assert_eq!(stack.pop(), Some((0xc, 20)));
         assert_eq!(stack.pop(), Some((0xc, 50)));

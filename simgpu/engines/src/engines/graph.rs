@@ -15,7 +15,7 @@ pub struct GraphClasses {
 }
 
 impl GraphClasses {
-    /// Creates the classes. M2MF has no state.
+    /// Creates the classes from `compute` and a new M2MF.
     #[must_use]
     pub fn new(compute: Compute) -> Self {
         Self { m2mf: M2mf::default(), compute }

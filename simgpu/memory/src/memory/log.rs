@@ -44,7 +44,8 @@ impl Log {
         state.open.entry(address.0 / AccessCounts::BLOCK_BYTES).or_default().add(touched);
     }
 
-    /// Ends a step. If the step accessed only blocks of the previous step, merges it into that step.
+    /// Ends a step. Merges it into the previous step if it accessed only blocks that the previous step accessed, and
+    /// wrote only blocks that the previous step wrote.
     pub(super) fn end(&self) {
         let Some(State { ended, open }) = &mut *self.0.lock() else { return };
         let open = std::mem::take(open);

@@ -1,11 +1,11 @@
 //! Posted writes to host memory that are still in flight.
 //!
 //! The latency of a posted write is unbounded. A flush ([`BAR_FLUSH`](nvspec::regs::pflush::BAR_FLUSH), or the push
-//! buffer's flush method) and a semaphore that waits for its engine complete all earlier writes. A read from host
-//! memory completes the writes on the same path, either the hub's or the shaders'. Tests can keep writes in flight
-//! ([`crate::SimGpu::hold_posted_writes`]). Otherwise, writes arrive immediately. As with an IOMMU, the address is
-//! translated when the write arrives. The write is lost if the address has been unmapped, and modifies other memory if
-//! the address has been remapped.
+//! buffer's flush method) and a semaphore release that waits for its engine complete all earlier writes. A read from
+//! host memory completes the writes on the same path, either the hub's or the shaders'. Tests can keep writes in flight
+//! ([`super::Memory::hold_posted`]). Otherwise, writes arrive immediately. As with an IOMMU, the address is translated
+//! when the write arrives. The write is lost if the address has been unmapped, and modifies other memory if the address
+//! has been remapped.
 
 use super::sysmem::SysmemView;
 use super::{BusError, Memory};
@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Maximum number of bytes in flight.
+/// Maximum number of bytes in flight on a path.
 // GUESS: a card's buffers are smaller. Tests need this size to check that no code waits for this many writes.
 const MAX_BYTES_IN_FLIGHT: usize = 1 << 20;
 /// Maximum size in bytes of a single write by a copy.
@@ -45,7 +45,7 @@ impl Posted {
         self.held.load(Ordering::Acquire)
     }
 
-    /// Adds a write if there is space for it. Splits a large write into parts.
+    /// Adds a write if there is space for it or no other write is in flight on the path. Returns true if it was added.
     pub(super) fn add(&self, way: usize, iova: Iova, data: &[u8]) -> bool {
         let mut queue = self.ways[way].lock();
         if queue.bytes != 0 && queue.bytes + data.len() > MAX_BYTES_IN_FLIGHT {

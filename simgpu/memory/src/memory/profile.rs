@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Number of blocks whose counters are allocated together.
 const GROUP_BLOCKS: u64 = (1 << 30) / AccessCounts::BLOCK_BYTES;
 
-/// Counters for one memory.
+/// Counters for VRAM or for host memory.
 #[derive(Debug)]
 struct Counters {
     groups: Box<[OnceLock<Box<[AtomicU64]>>]>,
@@ -77,11 +77,11 @@ impl Profile {
         }
     }
 
-    /// Returns the counts. Zeroes them if `reset` is true.
+    /// Returns the access counts. Zeroes them if `reset` is true.
     pub(super) fn read(&self, reset: bool) -> AccessCounts {
         let mut vram = vec![0; self.blocks];
         for (block, count) in self.vram.read(reset) {
-            // The last group extends beyond the end of VRAM. Ignore the excess blocks.
+            // The last group may extend beyond the end of VRAM. Ignore the excess blocks.
             if let Some(place) = vram.get_mut(block as usize) {
                 *place = count;
             }

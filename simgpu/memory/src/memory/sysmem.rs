@@ -10,10 +10,10 @@ use parking_lot::{RwLock, RwLockReadGuard};
 use std::collections::BTreeMap;
 use vm_memory::VolatileSlice;
 
-/// The table. Its ranges consist of 4 KiB pages below 2^40, and do not overlap.
+/// The table of host memory mappings. Its ranges consist of 4 KiB pages below 2^40, and do not overlap.
 #[derive(Debug, Default)]
 pub struct Sysmem {
-    /// Memory by I/O virtual start address.
+    /// Host memory, by I/O virtual start address.
     table: RwLock<BTreeMap<u64, DmaMemory>>,
 }
 

@@ -1,4 +1,4 @@
-//! The card's VRAM: a single anonymous mapping without swap reservation, so that untouched memory uses no host memory.
+//! The card's VRAM: a single sparse mapping, in which untouched memory uses no host memory.
 
 use super::BusError;
 use nvspec::addr::VramAddr;
@@ -104,7 +104,8 @@ impl Vram {
     /// Maps the memory of another process's card, which this process takes over.
     ///
     /// # Errors
-    /// Returns a [`VramError`] if the file has a different size, is not sealed against truncation, or cannot be mapped.
+    /// Returns a [`VramError`] if the size is invalid, or if the file has a different size, lacks a seal, or cannot be
+    /// mapped.
     pub fn of_file(file: File, size: u64) -> Result<Self, VramError> {
         let refused = |source| VramError::File { size, source };
         let seals = fcntl_get_seals(&file).map_err(|source| refused(source.into()))?;
@@ -148,7 +149,7 @@ impl Vram {
         self.region.get_slice(address.0 as usize, len as usize).map_err(|_| beyond)
     }
 
-    /// Reads bytes.
+    /// Reads the bytes at `address` into `data`.
     ///
     /// # Errors
     /// Returns [`BusError::BeyondVram`] if part of the range is beyond the end of VRAM. Nothing is read in this case.
@@ -159,7 +160,7 @@ impl Vram {
         Ok(())
     }
 
-    /// Writes bytes.
+    /// Writes `data` to `address`.
     ///
     /// # Errors
     /// Returns [`BusError::BeyondVram`] if part of the range is beyond the end of VRAM. Nothing is written in this

@@ -25,7 +25,7 @@ pub const PTE_SYSTEM: u64 = 2 << 33;
 
 /// First I/O virtual address of the host memory that tests may use as pages.
 pub const SYSTEM_BASE: u64 = 0x4000_0000;
-/// Size of this host memory in bytes.
+/// Size of the host memory at [`SYSTEM_BASE`], in bytes.
 pub const SYSTEM_BYTES: u64 = 4 << 20;
 
 /// A card's memory with one address space. Tables are in VRAM from 0x10000 to 4 MiB, and pages are above 4 MiB.

@@ -195,7 +195,7 @@ impl<'a> Session<'a> {
         Ok(entry)
     }
 
-    /// Reads bytes. Bytes without a memory target read as 0xff.
+    /// Reads the bytes at `va` into `data`. Bytes without a memory target read as 0xff.
     ///
     /// # Errors
     /// Returns [`MmuFault`] if a page is inaccessible. `data` may then be partially filled.
@@ -214,7 +214,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Writes bytes. Writes without a memory target are lost.
+    /// Writes `data` to `va`. Writes without a memory target are lost.
     ///
     /// # Errors
     /// Returns [`MmuFault`] if a page is inaccessible. The bytes before that page have then been written.
@@ -384,8 +384,8 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Copies a run that is only partly backed by memory: copies only the readable bytes, and only to writable
-    /// addresses. This is the slow path.
+    /// Copies a run that is only partly backed by memory, 256 bytes at a time. Chunks that cannot be read are copied as
+    /// 0xff, and chunks that cannot be written are lost. This is the slow path.
     #[cold]
     fn copy_over_a_hole(&self, from: BusAddr, to: BusAddr, len: u64) {
         let mut buffer = [0; 256];

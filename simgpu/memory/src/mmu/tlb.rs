@@ -3,7 +3,8 @@
 //! The TLB consists of two direct-mapped tables, one per page size, divided into sets with their own locks. It is far
 //! larger than a real card's TLB, so that a missing flush is more likely to have an effect.
 //!
-//! A flush of a directory only increments a number, which is part of each line.
+//! A flush of a directory only increments a counter. A line is valid only while the counter has the value stored in the
+//! line.
 
 use crate::memory::BusAddr;
 use nvspec::addr::{GpuVa, LARGE_PAGE, SMALL_PAGE};
@@ -32,7 +33,7 @@ pub struct TlbKey {
 /// A translation from the page tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TlbEntry {
-    /// The PTE.
+    /// The page table entry of the page.
     pub pte: Pte,
     /// Set for a large page.
     pub large: bool,
@@ -62,7 +63,7 @@ struct Line {
     directory: BusAddr,
     page: u64,
     pte: Pte,
-    /// Number of flushes of the directory until the line was stored. A later flush invalidates the line.
+    /// Number of flushes of the directory before the line was stored. A later flush invalidates the line.
     flushes: u64,
 }
 

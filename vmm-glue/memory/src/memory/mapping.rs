@@ -114,7 +114,7 @@ pub struct Mapping {
 /// Part of a client's file to map.
 #[derive(Debug)]
 pub struct ClientFile {
-    /// The file.
+    /// Descriptor of the file.
     pub fd: OwnedFd,
     /// Offset of the part in the file, in bytes.
     pub offset: u64,
@@ -306,7 +306,7 @@ impl Mapping {
         }
     }
 
-    /// Stores the result for all of this file's regions.
+    /// Stores the sharing state for all regions of this file.
     pub fn set_sharing(&self, sharing: Sharing) {
         let number = match sharing {
             Sharing::Unknown => 0,

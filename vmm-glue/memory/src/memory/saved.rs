@@ -10,7 +10,7 @@ use super::{AddError, AddRegion, DmaRegion, GuestMemory, Mapping, MemoryLimits, 
 use crate::descriptors::{Given, Giving, ParkError};
 use crate::wake::Wake;
 
-/// A region.
+/// Saved form of a region.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedRegion {
     gpa: u64,
@@ -20,12 +20,12 @@ pub struct SavedRegion {
     file: Option<SavedFile>,
 }
 
-/// The file of a region.
+/// Saved form of a region's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedFile {
     descriptor: u32,
     offset: u64,
-    /// Result of the private memory check, or `None` if unknown.
+    /// False if the memory is private to the client, or `None` if this is unknown.
     shared: Option<bool>,
 }
 
@@ -42,8 +42,8 @@ impl GuestMemory {
         Ok(saved)
     }
 
-    /// Maps the regions again. If a file can no longer be mapped because the client has truncated or sealed it, marks
-    /// the region as withdrawn, so that only this client loses its device.
+    /// Maps the saved regions again. If a file can no longer be mapped because the client has truncated or sealed it,
+    /// marks the region as withdrawn, so that only this client loses its device.
     pub fn restore(
         &self,
         saved: Vec<SavedRegion>,

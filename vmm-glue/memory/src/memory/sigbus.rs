@@ -1,4 +1,4 @@
-//! Handles clients that withdraw memory while it is mapped in this process.
+//! Protects this process from clients that withdraw memory while it is mapped here.
 //!
 //! A client can truncate an unsealed file after this process has mapped it, or the host can fail to load a page. The
 //! next access then raises `SIGBUS`, which would kill the process, and with it the devices of all other clients. The
@@ -130,7 +130,7 @@ fn free_slot() -> &'static Slot {
 }
 
 fn install() {
-    // SAFETY: `sigaction` is plain data, for which all zeros is a valid value.
+    // SAFETY: `sigaction` is plain data, and all zeros is a valid value.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = handle as *const () as usize;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;

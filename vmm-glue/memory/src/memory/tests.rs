@@ -75,7 +75,7 @@ fn file(pages: u64) -> OwnedFd {
     fd
 }
 
-/// Maps page `page` of a file.
+/// Returns a request to map page `page` of a file.
 fn lent(gpa: u64, fd: &OwnedFd, page: u64) -> AddRegion {
     let (size, offset, fd) = (PAGE_SIZE, page * PAGE_SIZE, Some(fd.try_clone().unwrap()));
     AddRegion { gpa, size, offset, readable: true, writable: true, fd }

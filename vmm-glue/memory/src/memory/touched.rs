@@ -17,7 +17,7 @@ use super::PAGE_SIZE;
 const PAGE: usize = 4096;
 const _: () = assert!(PAGE as u64 == PAGE_SIZE);
 
-/// The number of pages of one client's memory that this process touched first, and the limit on them.
+/// The size of one client's memory that this process touched first, and the limit on this size, in bytes.
 #[derive(Debug)]
 pub struct FirstTouches {
     bytes: AtomicU64,
@@ -77,7 +77,7 @@ impl FirstTouches {
 /// The set of checked pages of one mapping.
 #[derive(Debug)]
 pub(super) struct Looked {
-    /// Bitmap of the pages.
+    /// Bitmap of the checked pages.
     words: Box<[AtomicU64]>,
     touches: Arc<FirstTouches>,
 }

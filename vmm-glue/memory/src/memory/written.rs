@@ -17,7 +17,7 @@ pub struct WriteLog {
 }
 
 impl WriteLog {
-    /// Restarts or stops the log.
+    /// Clears the log, and starts or stops it.
     pub fn set(&self, on: bool) {
         let mut blocks = self.blocks.lock();
         blocks.clear();

@@ -42,7 +42,7 @@ fn fractional_share_rounds_to_floor_and_ceiling() {
 }
 
 proptest! {
-    /// Compares the shares with a level that the test computes separately, by bisection in floating point.
+    /// Compares the shares with those at a level that the test computes separately, by bisection in floating point.
     #[test]
     fn shares_are_those_of_a_level_that_rises(
         chunks in 0u32..4000,

@@ -64,7 +64,7 @@ fn config() -> impl Strategy<Value = Config> {
     )
 }
 
-/// Handles a rejected guarantee as the mediator does: frees chunks and tries again.
+/// Sets a VM's limits. If the guarantee is rejected, frees chunks and tries again, as the mediator does.
 fn set_limits(world: &mut World, vm: u32, limits: Limits) {
     world.unsettle();
     if let Err(crate::Error::Promise { wanted, now, .. }) = world.table.set_limits(TenantId(vm), limits) {
@@ -165,7 +165,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// Checks that the balancer converges if host memory is sufficient: each VM is at most one chunk from its share,
-    /// has the part of its guarantee that it uses, and respects its quota.
+    /// has the used part of its guarantee on the card, and respects its quota.
     #[test]
     fn at_rest_no_one_is_off_by_more_than_a_chunk(
         config in config(),
@@ -221,7 +221,7 @@ proptest! {
         }
     }
 
-    /// Checks that modified information about chunks is either rejected or harmless.
+    /// Checks that a corrupted saved balancer is either rejected or harmless.
     #[test]
     fn edited_balancers_never_panic(
         config in config(),
@@ -247,8 +247,8 @@ proptest! {
         let _ = balancer.set_priority(&world.table, TenantId(1), GuestVramAddr(0), 3 * CHUNK, 1);
     }
 
-    /// Checks that the balancer also converges with little host memory and low caps, that every planned step can be
-    /// executed, and that limits are respected.
+    /// Checks that the balancer also converges with little host memory and low swap caps, that every planned step can
+    /// be executed, and that limits are respected.
     #[test]
     fn it_rests_whatever_is_exhausted(
         config in config(),

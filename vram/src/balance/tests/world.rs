@@ -11,7 +11,7 @@ pub(super) struct World {
     pub(super) table: ChunkTable,
     pub(super) balancer: Balancer,
     pub(super) now: u64,
-    /// Time and destination of the last move of each chunk.
+    /// Time in ns and destination of each chunk's last move.
     sent: BTreeMap<(TenantId, u32), (u64, To)>,
 }
 
@@ -88,7 +88,7 @@ impl World {
         self.table.scrubbed(work.place);
     }
 
-    /// Uses a guest chunk: frees a card chunk for it and places it.
+    /// Uses a guest chunk. If it is unplaced, first requests a card chunk from the balancer.
     pub(super) fn ask(&mut self, vm: u32, index: u64) -> Result<Placed, Error> {
         let (vm, address) = (TenantId(vm), GuestVramAddr(index * CHUNK));
         if self.table.is_placed(vm, address) == Some(false) {
@@ -126,14 +126,14 @@ impl World {
         panic!("the balancer does not converge");
     }
 
-    /// Destroys a VM as the mediator does.
+    /// Destroys a VM as the mediator does. Returns the number of its placed chunks.
     pub(super) fn destroy(&mut self, vm: u32) -> Result<u32, Error> {
         let freed = self.table.destroy_vm(TenantId(vm))?;
         self.balancer.forget_vm(TenantId(vm));
         Ok(freed)
     }
 
-    /// Returns the number of a VM's chunks that are counted on the card.
+    /// Returns the number of a VM's chunks that are counted as card chunks.
     pub(super) fn card(&self, vm: u32) -> u32 {
         self.table.vms().find(|(id, _)| id.0 == vm).map_or(0, |(_, vm)| vm.placed)
     }

@@ -9,8 +9,8 @@ use proptest::prelude::*;
 const CHUNK: u64 = CHUNK_BYTES_MIN;
 const VM: TenantId = TenantId(1);
 
-/// Creates a table of 12 chunks, with a VM in both memories and the reserve, a mediator chunk, a move in flight, a move
-/// from the reserve to host memory, a dirty chunk, and a quarantined chunk.
+/// Creates a table of 12 chunks. It has a VM with chunks in both memories and the reserve, a mediator chunk, a move in
+/// flight, a move from the reserve to host memory, a dirty chunk, and a quarantined chunk.
 fn table() -> ChunkTable {
     let mut table = ChunkTable::new(12 * CHUNK, CHUNK, Contents::Zeroed).unwrap();
     table.set_host_budget(8);
@@ -67,8 +67,8 @@ fn owners_that_disagree_are_refused() {
         saved.card.states.iter().position(|piece| wanted(*piece)).unwrap()
     };
     let of_vm = |vm: u32| move |piece: SavedPiece| matches!(piece, SavedPiece::Vm { vm: of, .. } if of == vm);
-    // Test a duplicate chunk, a chunk outside the guest's VRAM, a chunk of an unknown VM, and a chunk that is the
-    // source of a move.
+    // Test a duplicate chunk, a chunk outside the guest's VRAM, a chunk of an unknown VM, and a move with a free source
+    // chunk.
     assert!(
         refused(|saved| {
             let at = piece(saved, &of_vm(2));
@@ -164,7 +164,7 @@ fn numbers_out_of_bounds_are_refused() {
     assert!(refused(promised).contains("13 chunks of a card of 12 are guaranteed"));
 }
 
-/// Applies the owner's operations to a table. Ignores errors.
+/// Applies operations to a table as its owner does, and ignores their errors.
 fn exercise(table: &mut ChunkTable, steps: &[(u8, u32, u32)]) {
     let mut works = Vec::new();
     for &(what, vm, index) in steps {

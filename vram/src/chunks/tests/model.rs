@@ -1,6 +1,5 @@
-//! Compares random sequences with a model. For each card chunk and host slot, the model stores a token of the last VM
-//! that wrote to it. For each VM, it stores the places of its chunks. The model does not use the table's states and
-//! totals.
+//! Compares the table with a model during random operations. The model stores the last token written to each card chunk
+//! and host slot, and the place of each guest chunk. The model does not use the table's states and totals.
 
 mod audit;
 mod op;
@@ -17,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const CHUNKS: u32 = 12;
 const BUDGET_MAX: u32 = 10;
 
-/// A chunk or slot: a card chunk from 0 to 11, or a host slot.
+/// A card chunk from 0 to 11, or a host slot.
 type Piece = (Tier, u64);
 
 fn piece(place: Place) -> Piece {
@@ -52,12 +51,12 @@ impl Vm {
         self.bytes.div_ceil(CHUNK) as u32
     }
 
-    /// Returns the number of chunks in this memory, including those in the reserve.
+    /// Returns the number of chunks in `tier`, including those in the reserve.
     fn placed(&self, tier: Tier) -> u32 {
         self.chunks.values().filter(|(piece, _)| piece.0 == tier).count() as u32
     }
 
-    /// Returns the number of chunks counted in this memory.
+    /// Returns the number of chunks that are counted as chunks of `tier`.
     fn counted(&self, tier: Tier) -> u32 {
         let parked = self.parked.len() as u32;
         if tier == Tier::Card { self.placed(tier) - parked } else { self.placed(tier) + parked }
@@ -82,7 +81,7 @@ struct Flight {
 struct Model {
     table: ChunkTable,
     contents: BTreeMap<Piece, u64>,
-    /// Chunks and slots that have lost their owner.
+    /// Chunks and slots that have lost their owner and are not scrubbed yet.
     dirty: BTreeSet<Piece>,
     vms: BTreeMap<u32, Vm>,
     flights: Vec<Flight>,
@@ -94,7 +93,7 @@ struct Model {
     budget: u32,
     scrubbing: Vec<ScrubWork>,
     scrubbed: [u64; 2],
-    /// Number of moves of all VMs, including removed VMs, to each memory.
+    /// Numbers of moves to the card and to host memory, including those of removed VMs.
     moved: [u64; 2],
     token: u64,
 }
@@ -154,7 +153,7 @@ impl Model {
         self.room(tier) > 0 && self.dirty.iter().any(|at| at.0 == tier && at.1 < limit)
     }
 
-    /// Returns the number of chunks that count towards a VM's limits in a memory.
+    /// Returns the number of chunks that count towards a VM's limits in `tier`.
     fn used(&self, id: u32, tier: Tier) -> u32 {
         let to = |flight: &&Flight| flight.vm == Some(id) && flight.to.0 == tier && !flight.drains;
         self.vms[&id].counted(tier) + self.flights.iter().filter(to).count() as u32
@@ -215,7 +214,7 @@ impl Model {
         }
     }
 
-    /// Checks that a new owner reads zeros, and then writes the owner's token.
+    /// Checks that a chunk or slot contains zeros, writes a new token to it, and returns the token.
     fn write(&mut self, at: Piece) -> Result<u64, TestCaseError> {
         prop_assert_eq!(self.contents.get(&at), None, "{:?} does not contain zeros", at);
         self.token += 1;
@@ -326,7 +325,7 @@ impl Model {
                 prop_assert_eq!(&read, &saved);
                 self.table = ChunkTable::try_from(read).map_err(|why| TestCaseError::fail(why.to_string()))?;
                 prop_assert_eq!(self.table.save(), saved);
-                // The process that was scrubbing no longer exists.
+                // Scrubs in progress are lost, so their chunks and slots are dirty again.
                 self.dirty.extend(self.scrubbing.drain(..).map(|work| piece(work.place)));
             }
             Op::FinishScrub(which) => {
@@ -347,7 +346,7 @@ impl Model {
         self.table.scrubbed(work.place);
     }
 
-    /// Removes the places and moves of chunks.
+    /// Removes the places of the selected chunks, and marks their moves as ineffective.
     fn lose(&mut self, id: u32, which: impl Fn(u32) -> bool) {
         let Some(vm) = self.vms.get_mut(&id) else { return };
         for (_, (at, _)) in vm.chunks.extract_if(.., |&index, _| which(index)) {
@@ -543,8 +542,8 @@ proptest! {
         model.collect()?;
     }
 
-    /// Checks that `translate`, `lookup` and `pieces` agree with a byte-by-byte check of the map, for any order of
-    /// first uses and any moves to host memory.
+    /// Checks that `translate`, `lookup` and `pieces` agree with each other, for any order of first uses and any moves
+    /// to host memory.
     #[test]
     fn ranges_are_in_one_piece_as_the_runs_say(
         address in 0u64..5 * CHUNK,

@@ -1,4 +1,4 @@
-//! Tests places in host memory, limit changes, and moves. `model` tests random sequences.
+//! Tests places in host memory, limit changes, and moves. `model` tests random sequences of operations.
 
 use super::{CHUNK, on_card, place_first, scrub_all, table};
 use crate::{

@@ -1,4 +1,5 @@
-//! Tests VMs with bus accesses that are not counted, on a card of 1000 bytes with copies at 1000 bytes per second.
+//! Tests probes of VMs whose bus accesses are not counted, on a card of 1000 bytes with copies at 1000 bytes per
+//! second.
 
 use super::super::{Change, Done, Quanta, QuantaConfig, WorkingSet};
 use crate::TenantId;
@@ -6,7 +7,7 @@ use std::collections::BTreeMap;
 
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MS;
-/// Time between two polls.
+/// Time between two polls, in ns.
 const POLL_INTERVAL_NS: u64 = 50 * MS;
 
 /// Two VMs with work that together use 1.5 times the card's memory.

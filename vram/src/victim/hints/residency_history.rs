@@ -1,6 +1,6 @@
 //! Arrivals and evictions of a VM's chunks, as observed by a policy.
 
-/// Maximum number of arrivals between the eviction and the return of a chunk that counts as always in use.
+/// A chunk counts as always in use if fewer than this number of arrivals occur between its eviction and its return.
 const AT_ONCE: u64 = 3;
 /// Number of evictions for which such a chunk is spared at first.
 const SPARED: u32 = 16;
@@ -105,7 +105,7 @@ impl ResidencyHistory {
         self.chunk_record(index).went
     }
 
-    /// Returns the number of evictions for which a chunk is spared because it is always in use, or 0 for other chunks.
+    /// Returns a chunk's allowance, which grows each time the chunk is needed again soon after an eviction.
     pub(in crate::victim) fn allowance(&self, index: u32) -> u32 {
         self.chunk_record(index).allowance
     }

@@ -15,7 +15,7 @@ pub(crate) struct SavedHints {
 
 impl Hints {
     pub(crate) fn save(&self) -> SavedHints {
-        // The residency history is not saved, because a few moves are sufficient to restore it.
+        // The residency history is not saved, because a few moves are sufficient to rebuild it.
         let Self { chunks: _, priorities, accesses, referenced, hand, residency_history: _ } = self;
         let (priorities, accesses, referenced) = (priorities.clone(), accesses.clone(), referenced.clone());
         SavedHints { priorities, accesses, referenced, hand: *hand }

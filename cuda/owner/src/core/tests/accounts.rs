@@ -44,8 +44,8 @@ fn twice(world: &mut World, users: &[(u32, u64)], lost: u64) {
     look(world, users, lost);
 }
 
-/// Returns a tenant's bytes beyond the account, its kept bytes and its bytes beyond the quota, all in chunks, and the
-/// number of its chunks.
+/// Returns a tenant's memory beyond its account, its retained memory and its memory beyond the quota, all in chunks,
+/// and its number of chunks.
 fn past(world: &World, tenant: usize) -> (u64, u64, u64, u32) {
     let card = world.core.view(0);
     let (view, memory) = (&card.tenants[tenant], card.memory_of(tenant));
@@ -59,7 +59,7 @@ fn process_above_its_account_is_charged_when_seen_twice() {
     let one = world.connect("one");
     let pid = pid(&world, one);
     world.say(one, FromTenant::Fix { request: 1, card: 0, kind: FixedKind::Array, bytes: 2 * CHUNK });
-    // NVML does not attribute managed memory to the process, so managed memory cannot explain other memory.
+    // NVML does not attribute managed memory to the process, so a managed allocation cannot account for other memory.
     world.say(one, FromTenant::Fix { request: 2, card: 0, kind: FixedKind::Managed, bytes: CHUNK });
     twice(&mut world, &[(pid, 3 * CHUNK)], 0);
     assert_eq!(past(&world, 0), (0, 0, 0, 3), "the account plus the margin");
@@ -97,7 +97,7 @@ fn process_beyond_tenant_quota_is_killed_when_configured() {
     assert_eq!(world.core.view(0).tenants[0].killed, 1);
 }
 
-/// Makes a program free `count` chunks. `missing` bytes of them remain in use.
+/// Makes a program free `count` chunks. `missing` bytes of the freed memory remain in use.
 fn frees(world: &mut World, session: SessionId, tenant: u32, count: usize, missing: u64) {
     let chunks: Vec<ChunkId> =
         world.programs.get_mut(&session).expect("there").chunks.keys().copied().take(count).collect();
@@ -185,7 +185,7 @@ fn managed_memory_is_counted_only_by_its_request() {
     twice(&mut world, &pids, 0);
     world.say(one, FromTenant::Fix { request: 1, card: 0, kind: FixedKind::Managed, bytes: 6 * CHUNK });
     world.event(Event::Missing { tenant: vram::TenantId(1), sure: true, bytes: 8 * CHUNK });
-    // Maximum hidden memory of the program's and the owner's contexts.
+    // Maximum hidden memory of the program's and the owner's contexts, in bytes.
     let hidden = 2 * (8 << 20);
     twice(&mut world, &pids, 6 * CHUNK + hidden);
     assert_eq!(past(&world, 0), (0, 0, 0, 6), "managed memory is charged when it is requested");

@@ -1,10 +1,10 @@
-//! Tests how many steps of work one message causes in the serving thread. The card is the largest one: 192 GiB in
+//! Tests how many steps of work one message causes in the serving thread. The card has the maximum size: 192 GiB in
 //! chunks of 2 MiB.
 
 use super::*;
 use cuda_protocol::{FixedKind, Hello, MAX_CHUNKS, MAX_EXPORTED, MAX_PENDING, Refusal, VERSION};
 
-/// Number of chunks of the largest card.
+/// Number of chunks of a card of the maximum size.
 const CHUNKS: u64 = (192 << 30) / CHUNK;
 /// Maximum number of steps per event: the limit on deferred work, plus the message's own steps (see the table in
 /// `cuda-protocol`).
@@ -15,7 +15,7 @@ struct Bare {
     core: Core,
     answers: Vec<(SessionId, FromOwner)>,
     makes: std::collections::VecDeque<PieceId>,
-    /// Highest number of steps of any event so far.
+    /// Largest number of steps that an event has taken so far.
     most: u64,
     next: u64,
 }
@@ -244,7 +244,7 @@ fn costliest_message_of_each_kind_is_bounded_on_largest_card() {
     bare.say(one, FromTenant::Allocate { request: 1, card: 0, chunks: CHUNKS as u32 - 100 });
     bare.settle();
     let chunks = bare.chunks(one);
-    // Create the maximum number of tokens, each with the maximum number of chunks.
+    // Create tokens with the maximum number of chunks until a limit on tokens is reached.
     for start in 0..400 {
         let chunks = chunks[start..start + MAX_EXPORTED].to_vec();
         bare.say(one, FromTenant::Export { request: 2, chunks });

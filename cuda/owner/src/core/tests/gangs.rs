@@ -1,4 +1,4 @@
-//! Tests of owners of several cards, with programs whose kernels wait for their peers on other cards.
+//! Tests the owners of several cards, with programs whose kernels wait for their peers on other cards.
 //!
 //! A tenant has one process (a *rank*) for each of its cards. All ranks submit the same kernels, and a kernel runs when
 //! all ranks have submitted it; until then, it spins. The owners exchange messages with a latency.
@@ -56,7 +56,7 @@ struct Host {
     cores: Vec<Core>,
     /// Cards without an owner.
     dead: BTreeSet<usize>,
-    /// Cards whose owners are stopped: they handle no event, and their messages wait.
+    /// Cards whose owners are stopped: they handle no events, and messages to them are queued.
     stopped: BTreeSet<usize>,
     /// Messages that the stopped owner has not read.
     unread: Vec<(SessionId, FromTenant)>,
@@ -76,7 +76,7 @@ fn number(card: usize) -> CardId {
     CardId(card as u32)
 }
 
-/// Tenants: name, cards, weight.
+/// Name, cards and weight of each tenant.
 type Tenants = &'static [(&'static str, &'static [usize], u32)];
 
 fn gang_of(id: u32, cards: impl Iterator<Item = u32>) -> Gang {
@@ -113,7 +113,7 @@ impl Host {
         host
     }
 
-    /// Connects the owner of a card with the other owners.
+    /// Connects the owner of a card to the other owners.
     fn link(&mut self, card: usize) {
         let others: Vec<usize> = (0..self.cores.len()).filter(|at| *at != card && !self.dead.contains(at)).collect();
         for other in others {
@@ -223,7 +223,7 @@ impl Host {
         true
     }
 
-    /// Delivers the packets that have arrived, except to stopped owners.
+    /// Delivers the packets that are due, except those to stopped owners.
     fn deliver(&mut self) {
         let (now, stopped) = (self.step, self.stopped.clone());
         let is_due = |(at, _, to, _): &(u64, usize, usize, Packet)| *at <= now && !stopped.contains(to);
@@ -295,7 +295,7 @@ impl Host {
         }
     }
 
-    /// Starts another owner of a card.
+    /// Starts a new owner for a card.
     fn start_owner(&mut self, card: usize, tenants: Tenants) {
         self.cores[card] = core(card, 2, tenants);
         self.dead.remove(&card);
@@ -324,7 +324,7 @@ impl Host {
         panic!("no kernel waits for its peer");
     }
 
-    /// Resumes the owner of a card, which reads the queued packets and messages.
+    /// Resumes the owner of a card. The owner then reads the queued packets and messages.
     fn continue_owner(&mut self, card: usize) {
         self.stopped.remove(&card);
         for (session, message) in std::mem::take(&mut self.unread) {
@@ -364,7 +364,7 @@ fn gangs_and_single_tenants_of_two_cards_get_their_weights() {
     let part = |at: usize, of: &[usize]| done[at] as f64 / of.iter().map(|&at| done[at]).sum::<u64>() as f64;
     assert!((part(0, &[0, 1]) - 0.75).abs() < 0.08, "{done:?}");
     assert!((part(2, &[2, 3]) - 0.5).abs() < 0.05, "{done:?}");
-    // The tenant with one card has a third of it, and gangs lose part of their time.
+    // The tenant with one card gets a third of the card, and gangs lose part of their time.
     assert!(done[2] > 900 && done[0] + done[1] > 1200, "{done:?}");
     for card in 0..2 {
         let view = host.view(card, "a");
@@ -427,7 +427,7 @@ fn silent_owner_delays_only_its_gangs() {
     assert_eq!([done[1], done[2], done[3]], [0; 3]);
 }
 
-/// Returns the two cards of `PAIR`. The limit on each gang's work is 1 s.
+/// Creates the two cards of `PAIR`, and limits each gang's work to 1 s.
 fn limited_pair() -> Host {
     let mut host = Host::new(2, PAIR);
     for core in &mut host.cores {

@@ -124,7 +124,7 @@ fn program_of_another_card_is_served_after_it_was_fetched() {
     let one = world.connect_as("one", 1000, true);
     world.say(one, FromTenant::Elsewhere { uuid: OTHER });
     assert!(world.core.arrivals(id).0.is_empty());
-    // The driver may take longer than a process may take to report its memory.
+    // The driver may take longer than the time limit for a process's memory report.
     for _ in 0..200 {
         world.now += 100 * MS;
         world.event(Event::Tick);

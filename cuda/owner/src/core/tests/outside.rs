@@ -1,4 +1,4 @@
-//! Tests memory and processes that the owner does not move: fixed, shared, and unaccounted memory.
+//! Tests memory that the owner does not move (fixed, shared, and unaccounted), and processes that it does not manage.
 
 use super::*;
 
@@ -38,7 +38,7 @@ fn a_token_cannot_be_computed() {
         let chunks: Vec<_> = world.programs[&one].chunks.keys().copied().collect();
         world.say(one, FromTenant::Export { request: 2, chunks });
         let share = world.programs[&one].share.expect("shared");
-        // The other program knows the numbers but not the keys.
+        // The other program knows the share's number but not its key.
         let other = world.connect("one");
         let mut guess = share;
         guess.0[31] ^= 1;
@@ -241,8 +241,8 @@ fn program_without_slice_pays_for_delaying_another_tenant() {
     assert_eq!((past, held_up), (1, 2), "the tenant's own work gets its limit once more, but no longer");
 }
 
-/// Returns the time after which the owner abandons a program that occupies the card at every poll while another tenant
-/// works, as a multiple of the turn limit. If `has_turns` is set, the program has a turn after each poll.
+/// Returns the time, as a multiple of the turn limit, after which the owner abandons a program that occupies the card
+/// at every poll while another tenant works. If `has_turns` is set, the program has a turn after each poll.
 fn given_up_after(has_turns: bool) -> Option<u64> {
     let mut world = World::new(16, 16);
     for name in ["one", "two"] {

@@ -24,7 +24,7 @@ fn quantum_waits_for_memory_of_ending_program() {
     }
     world.pass(500 * MS);
     assert_eq!(world.places(one), (4, 4), "the card is shared");
-    // From now on, the program's driver rejects further calls.
+    // From now on, the program's driver rejects all calls.
     world.programs.get_mut(&other).expect("there").ends = true;
     world.core.tune(config.time, config.balance, quanta, config.host_bytes).expect("the request is valid");
     world.pass(100 * MS);
@@ -70,7 +70,7 @@ fn wait_for_memory_of_others_is_bounded() {
     }
     let [first, other] = sessions;
     assert_eq!((world.places(first), world.places(other)), ((12, 0), (4, 8)));
-    // From now on, the program's driver rejects further calls.
+    // From now on, the program's driver rejects all calls.
     world.programs.get_mut(&other).expect("there").ends = true;
     world.ask(first, 2, 2);
     world.pass(400 * MS);

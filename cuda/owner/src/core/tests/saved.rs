@@ -1,4 +1,4 @@
-//! Tests accounts that the next owner of a card continues.
+//! Tests that the next owner of a card restores the accounts.
 
 use super::world::*;
 use super::*;
@@ -7,7 +7,7 @@ use vram::Limits;
 
 const IDENTITY: [u8; 16] = [7; 16];
 
-/// Creates a card with tenants of these names, which continues with `file`.
+/// Creates a card that restores the accounts in `file`, and adds tenants with the given names.
 fn continued(file: &[u8], names: &[&str]) -> World {
     let mut world = World::new(64, 64);
     world.core.restore(file).expect("the file is valid");
@@ -38,7 +38,7 @@ fn struck() -> World {
     world.say(one, FromTenant::Waiting { card: 0 });
     world.pass(40 * MS);
     let (id, now) = (world.core.tenant("one").expect("a tenant"), world.core.now());
-    // Several strikes in one slice count once.
+    // Several strikes in one slice are counted once, so end the slice first.
     world.core.turns.ended(id, now, false, now);
     for _ in 0..world.core.config().time.strikes {
         world.core.turns.with_turns(now, |turns| turns.strike(id, now));
@@ -53,7 +53,7 @@ fn strikes_and_use_outlive_the_owner() {
     assert!(used(&before, "one") > 0);
     let file = before.core.save(IDENTITY).expect("encoded");
     assert_eq!(before.core.strikes_and_use().0, u64::from(strikes(&before, "one").0));
-    // The operator's order of tenants may have changed.
+    // The order of the tenants in the configuration may have changed.
     let mut after = continued(&file, &["three", "two", "one"]);
     assert_eq!(strikes(&after, "one"), strikes(&before, "one"));
     assert!(used(&after, "one") >= used(&before, "one"));

@@ -92,7 +92,7 @@ fn group_and_single_tenant_take_turns() {
     let (one, two) = (client(&mut world, "one"), client(&mut world, "two"));
     let three = world.connect("three");
     want(&mut world, &[one, two, three]);
-    // `World::check` fails if the gates of two parties are open concurrently.
+    // `World::check` fails if the gates of the group and of the other tenant are open concurrently.
     let (_, each) = observe(&mut world, &[one, two, three], 2000);
     assert!((550..=800).contains(&each[2]), "the group has the weights of both: {each:?}");
     assert!(each[0].abs_diff(each[1]) <= 150, "{each:?}");
@@ -111,7 +111,7 @@ fn program_that_is_no_mps_client_has_exclusive_turns() {
     assert_eq!(names, ["test"]);
     assert!(view.tenants[0].membership.is_some_and(|state| state.joined));
     assert!(view.tenants[1].membership.is_some_and(|state| !state.joined));
-    // The tenant takes part as soon as this program has exited.
+    // The tenant takes part in the group as soon as this program has exited.
     world.leave(two);
     let two = client(&mut world, "two");
     want(&mut world, &[one, two]);
@@ -215,7 +215,7 @@ fn waiting_program_yields_its_turn_to_another_tenant() {
     world.pass(40 * MS);
     assert!(runs(&world, one) || runs(&world, other));
     world.check();
-    // Libraries with an older protocol version do not get requests to yield.
+    // Shims with an older protocol version do not get requests to yield.
     let mut world = two(8, 8);
     world.version = cuda_protocol::VERSION_RECLAIM;
     let (one, other) = (world.connect("one"), world.connect("two"));
@@ -336,7 +336,7 @@ fn submission_longer_than_report_interval_counts_in_full() {
     let (one, _two) = (client(&mut world, "one"), client(&mut world, "two"));
     want(&mut world, &[one]);
     let busy = |world: &World| world.core.view(0).tenants[0].busy_ns;
-    // Submissions of 3 ms end 1 ms after the first report and at the time of the third.
+    // In each round, two submissions of 3 ms end: 1 ms after the first report, and at the time of the third.
     for round in 1..=20 {
         for busy_ns in [0, 3 * MS, 3 * MS] {
             world.pass(2 * MS);
@@ -399,7 +399,7 @@ fn stopped_member_delays_its_group_for_moments() {
     world.programs.get_mut(&one).expect("there").stopped = true;
     let gap = longest_gap(&mut world, two, &[two, three], 3_000);
     assert!(gap <= 150, "{gap} ms");
-    // It returns its turn when it runs again, and gets its share.
+    // The member returns its turn when it runs again, and then gets its share.
     let charged = world.core.view(0).charged_ns(0);
     world.programs.get_mut(&one).expect("it is not killed").stopped = false;
     world.settle();

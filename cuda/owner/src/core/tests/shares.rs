@@ -3,7 +3,7 @@
 use super::*;
 use proptest::prelude::*;
 
-/// Number of chunks of the card.
+/// Number of chunks that fit on the card.
 const CARD: u64 = 64;
 
 /// A tenant that always has work.
@@ -41,7 +41,7 @@ fn shares(tenants: &[Busy], seconds: u64) -> (World, Vec<u64>) {
         world.ask(*session, 1, tenant.chunks);
         world.say(*session, FromTenant::Waiting { card: 0 });
     }
-    // By then, the first quanta have ended.
+    // The first quanta end within this time.
     world.pass(20_000 * MS);
     let mut ran = vec![0u64; tenants.len()];
     for _ in 0..seconds * 200 {

@@ -9,7 +9,7 @@ fn resize(world: &mut World, name: &str, chunks: u64) {
     world.settle();
 }
 
-/// Frees the first chunks of a program.
+/// Frees the first `count` chunks of a program.
 fn free(world: &mut World, session: SessionId, count: usize) {
     let program = world.programs.get_mut(&session).expect("there");
     let chunks: Vec<_> = program.chunks.keys().copied().take(count).collect();
@@ -19,7 +19,7 @@ fn free(world: &mut World, session: SessionId, count: usize) {
     world.pass(300 * MS);
 }
 
-/// Returns the total and the free memory that a program sees, in chunks.
+/// Returns the total and the free memory that the owner reports to a program, in chunks.
 fn seen(world: &mut World, session: SessionId) -> (u64, u64) {
     world.say(session, FromTenant::AskMemory { request: 1000, card: 0 });
     world.settle();
@@ -142,7 +142,7 @@ fn windows_are_host_memory_that_chunks_do_not_get() {
     world.ask(one, 2, 1);
     world.pass(100 * MS);
     assert_eq!((world.places(one), &world.programs[&one].refused[..]), ((4, 6), &[2][..]));
-    // If a window shrinks or disappears, chunks can use its memory. Existing chunks keep their places.
+    // If a window shrinks or disappears, chunks can use its memory. Existing chunks do not move.
     let id = world.core.tenant("vm").expect("there");
     world.core.change_tenant(id, &window("vm", 17)).expect_err("too large");
     world.core.change_tenant(id, &window("vm", 15)).expect("the request is valid");

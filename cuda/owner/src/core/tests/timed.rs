@@ -7,7 +7,7 @@ use std::collections::BinaryHeap;
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000 * US;
-/// Chunk size in bytes that the following times apply to.
+/// Chunk size in bytes. The following times are for chunks of this size.
 const CHUNK: u64 = 16 << 20;
 /// Time to allocate a piece on the card, in ns, like all times here.
 const MAKE: u64 = 130 * US;
@@ -219,7 +219,7 @@ impl Timed {
     }
 }
 
-/// Creates two tenants with programs that have work, and turns of one second. `ready` is the number of host pieces
+/// Creates two tenants whose programs have work, and memory quanta of one second. `ready` is the number of host pieces
 /// pinned in advance.
 fn two_at_once(ready: u64) -> (Timed, [SessionId; 2]) {
     let mut config = CardConfig::new(640 * CHUNK);
@@ -240,7 +240,7 @@ fn two_at_once(ready: u64) -> (Timed, [SessionId; 2]) {
     (timed, sessions)
 }
 
-/// Creates the same programs, but each fills four fifths of the card.
+/// Creates the programs of [`two_at_once`], each of which fills four fifths of the card.
 fn two_that_do_not_fit(ready: u64) -> Timed {
     let (mut timed, sessions) = two_at_once(ready);
     for request in 0..32 {

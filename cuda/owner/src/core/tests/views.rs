@@ -4,12 +4,12 @@ use super::CardView;
 use sched::Engine;
 
 impl CardView {
-    /// Returns the memory of the tenant at position `at`.
+    /// Returns the memory summary of the tenant at position `at`.
     pub(crate) fn memory_of(&self, at: usize) -> vram::VmSummary {
         self.memory.summary.vms[&self.tenants[at].id]
     }
 
-    /// Returns the time of the tenant at position `at`.
+    /// Returns the time account of the tenant at position `at`.
     pub(crate) fn time_of(&self, at: usize) -> &tenancy::TenantTime {
         &self.time.tenants[&self.tenants[at].id]
     }

@@ -1,4 +1,4 @@
-//! Simulates a card, its worker threads and the programs' libraries for the state machine.
+//! Simulates a card, its worker threads and the programs' shims for the state machine.
 
 use super::*;
 use cuda_protocol::{Adopted, Chunk, End, FromTenant, Hello, Run, Usage, VERSION, VERSION_VISIBLE_CARDS};
@@ -7,17 +7,17 @@ use std::collections::VecDeque;
 
 pub(super) const CHUNK: u64 = 2 << 20;
 pub(super) const MS: u64 = 1_000_000;
-/// Another card that the drivers of programs see.
+/// UUID of another card that the programs' drivers see.
 pub(super) const OTHER: [u8; 16] = [7; 16];
 thread_local! {
-    /// Seed of the next owner. Real owners use the time in ms.
+    /// Seed of the next owner. Real owners use a random seed.
     static SEED: std::cell::Cell<u32> = const { std::cell::Cell::new(7) };
 }
 
 /// Contents of memory that belonged to another tenant.
 const STALE_CONTENTS: u64 = u64::MAX;
 
-/// A program that uses our library.
+/// A program that uses the shim.
 #[derive(Debug, Default)]
 pub(super) struct Program {
     pub(super) tenant: Option<u32>,
@@ -37,9 +37,10 @@ pub(super) struct Program {
     pub(super) mute: bool,
     /// Set if the program does not reply because it is stopped.
     pub(super) stopped: bool,
-    /// Set if the program declines orders: `false` for orders to quiesce, `true` for orders to redirect chunks.
+    /// Kind of orders that the program declines, if any: `false` for orders to quiesce, `true` for orders to redirect
+    /// chunks.
     pub(super) declines: Option<bool>,
-    /// Set if the program's driver rejects further calls.
+    /// Set once the program's driver rejects all calls.
     pub(super) ends: bool,
     pub(super) memory: Option<(u64, u64)>,
     pub(super) share: Option<Share>,
@@ -49,7 +50,7 @@ pub(super) struct Program {
     pub(super) soon: Option<u32>,
     /// Number of the turn that the program must yield when it waits for a result.
     pub(super) yields: Option<u32>,
-    /// Reply to a request to leave the card.
+    /// Obstacle that the program reports when it must leave the card, if any.
     pub(super) obstacle: Option<cuda_protocol::Obstacle>,
     /// Set once the driver has moved the program to this card.
     pub(super) fetched: bool,
@@ -82,7 +83,7 @@ pub(super) struct World {
     value: u64,
     /// Protocol version of programs that connect from now on.
     pub(super) version: u16,
-    /// Maximum number of card pieces that the driver has memory for.
+    /// Maximum number of pieces that the driver can allocate on the card.
     pub(super) device_most: usize,
     /// Number of orders to redirect chunks that programs have received.
     pub(super) told: usize,
@@ -92,7 +93,7 @@ pub(super) struct World {
     pub(super) ends: BTreeMap<SessionId, End>,
     /// The driver's error when moving a process to this card.
     pub(super) fetch_error: Option<String>,
-    /// Set if SIGKILL succeeds.
+    /// Set if sending SIGKILL succeeds.
     pub(super) kills: bool,
     /// Set if released pieces stay in use because a process keeps them.
     pub(super) keeps_dropped: bool,
@@ -151,7 +152,7 @@ impl World {
         world
     }
 
-    /// Connects a program of a tenant, and serves it until it is idle.
+    /// Connects a program of a tenant, and executes steps until none is possible.
     pub(super) fn connect(&mut self, tenant: &str) -> SessionId {
         let session = self.connect_as(tenant, 1000, false);
         self.settle();
@@ -233,7 +234,7 @@ impl World {
                     self.event(Event::Looked { session, stopped, is_overdue });
                 }
                 Action::Suspend { session } => {
-                    // Other programs may use its memory from now on, even before it is suspended.
+                    // Other programs may use the program's memory from now on, even before the program is suspended.
                     self.programs.get_mut(&session).expect("there").chunks.clear();
                     self.work.push_back(Action::Suspend { session });
                 }
@@ -422,7 +423,7 @@ impl World {
         self.dropped = 0;
     }
 
-    /// Runs until no event is in flight.
+    /// Executes steps until none is possible.
     pub(super) fn settle(&mut self) {
         for _ in 0..100_000 {
             if !self.step(0) {
@@ -442,19 +443,19 @@ impl World {
         }
     }
 
-    /// Returns the number of a program's chunks on the card and in host memory.
+    /// Returns the numbers of a program's chunks on the card and in host memory.
     pub(super) fn places(&self, session: SessionId) -> (usize, usize) {
         let memories = self.programs[&session].chunks.values().map(|(piece, _)| self.pieces[piece].0);
         let (card, host): (Vec<_>, Vec<_>) = memories.partition(|memory| *memory == Memory::Device);
         (card.len(), host.len())
     }
 
-    /// Replaces the owner. The new one adopts the programs with their memory.
+    /// Replaces the owner. The new owner adopts the programs with their memory.
     pub(super) fn restart(&mut self, core: Core) -> Vec<SessionId> {
         self.restart_and(core, |_, _| ())
     }
 
-    /// Like [`Self::restart`], but runs `at_once` for each program before the new owner maps its chunks.
+    /// Like [`Self::restart`], but runs `at_once` for each program before the new owner maps the program's chunks.
     pub(super) fn restart_and(&mut self, core: Core, at_once: impl Fn(&mut Self, SessionId)) -> Vec<SessionId> {
         let old = std::mem::take(&mut self.programs);
         let kept: BTreeSet<PieceId> = old.values().flat_map(|p| p.chunks.values().map(|(piece, _)| *piece)).collect();

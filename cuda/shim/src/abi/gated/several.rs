@@ -24,7 +24,8 @@ enum Addresses {
     Two,
     /// Addresses that are not arguments.
     Any,
-    /// No address on another card: kernels need peer access for that, and graph nodes were handled at their creation.
+    /// No address on another card: kernels need peer access for that, and graph nodes are checked when they are
+    /// created.
     None,
 }
 

@@ -121,7 +121,7 @@ fn free(address: Address) -> bool {
     shim.in_context(card, || shim.memory(card).free(address))
 }
 
-/// Removes memory that the driver has freed from the accounts.
+/// Removes memory from the accounts after the driver has freed it.
 fn uncount(address: Address) {
     let shim = shim();
     shim.cards().for_each(|card| shim.memory(card).uncount(Thing::Address(address)));

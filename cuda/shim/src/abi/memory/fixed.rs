@@ -80,7 +80,7 @@ unsafe extern "C" fn host_unregister(address: *mut c_void) -> c_int {
     result
 }
 
-/// Returns the element size of a `CUarray_format` in bytes. Block formats count as four bytes.
+/// Returns the element size of a `CUarray_format` in bytes. Elements of block formats are counted as four bytes.
 fn element(format: u32) -> u64 {
     match format {
         0x01 | 0x08 => 1,

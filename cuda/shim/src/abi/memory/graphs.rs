@@ -1,4 +1,4 @@
-//! Driver functions for graphs. The memory of allocating graphs is accounted for.
+//! Driver functions for graphs. This library accounts for the memory that graphs allocate.
 //!
 //! UNSAFETY: forwards calls, and reads their results.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -24,7 +24,7 @@ fn is_allocating(graph: Object) -> bool {
 }
 
 /// Updates the accounts with the memory that the driver has reserved for graphs on each card. Returns true if all
-/// owners permit it.
+/// owners permit the change.
 fn count_graphs() -> bool {
     let shim = shim();
     let count = |card: &Card| shim.in_context(card, || shim.memory(card).count_graphs());
@@ -98,8 +98,8 @@ macro_rules! launched {
                 }
                 let result = gated(at::$real_launch, graph, stream);
                 if known {
-                    // While another graph runs, a graph may need more memory than it needs alone, and the driver has
-                    // already reserved it. Account for this memory. No other allocating graph is launched until the
+                    // While another graph runs, a graph may need more memory than it needs alone. The driver has
+                    // already reserved this memory, so account for it. No other allocating graph is launched until the
                     // owner permits it.
                     count_graphs();
                 }

@@ -59,7 +59,7 @@ fn movable(property: &Property) -> Option<(&'static Card, u8)> {
     card.link.card(device).map(|number| (card, number))
 }
 
-/// Returns the program's memory on a card.
+/// Returns the memory operations for a card.
 fn of(card: &'static Card) -> Operations<'static> {
     shim().memory(card)
 }
@@ -146,7 +146,7 @@ fn make(memory: Operations<'_>, card: u8, property: &Property, bytes: u64) -> Re
     made
 }
 
-/// Allocates the remainder, which is smaller than a chunk, from the driver. It is fixed memory.
+/// Allocates the remainder, which is smaller than a chunk, from the driver, as fixed memory.
 fn rest(memory: Operations<'_>, card: u8, property: &Property, bytes: u64) -> Result<Option<Piece>, c_int> {
     if bytes == 0 {
         return Ok(None);

@@ -10,8 +10,8 @@ use crate::memory::handles::{Cover, Pages as _};
 use crate::memory::pages::Driver;
 use crate::shim::{Card, Shim};
 
-/// Locks the memory of all cards, in card order. Returns an error if the range belongs to this library, or contains
-/// only part of a mapping.
+/// Locks the memory of all cards, in card order. Returns an error if this library has reserved part of the range, or if
+/// the range contains only part of a mapping.
 fn lock(shim: &Shim, at: Address, bytes: u64) -> Result<Vec<(&Card, MutexGuard<'_, ChunkMemory>)>, c_int> {
     let all: Vec<_> = shim.cards().map(|card| (card, shim.memory(card).lock())).collect();
     let is_wrong = |memory: &ChunkMemory| memory.reserved(at, bytes) || memory.handles.cover(at, bytes) == Cover::Part;

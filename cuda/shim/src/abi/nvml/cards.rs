@@ -143,7 +143,7 @@ unsafe extern "C" fn index_of(device: Device, to: *mut u32) -> c_int {
     }
 }
 
-/// Fetches a list with `ask`, which takes a capacity and a buffer, and filters it by the tenant's devices.
+/// Fetches a list of devices with `ask`, which takes a capacity and a buffer, and removes other tenants' devices.
 unsafe fn filtered(count: *mut u32, to: *mut Device, ask: impl Fn(*mut u32, *mut Device) -> c_int) -> c_int {
     if count.is_null() {
         return ask(count, to);

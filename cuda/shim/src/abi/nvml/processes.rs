@@ -10,7 +10,7 @@ use cuda_protocol::{End, FromOwner, FromTenant, VERSION_PROCESSES};
 use super::{Device, INSUFFICIENT_SIZE, INVALID_ARGUMENT, NO_FUNCTION, SUCCESS, answer, connect};
 use crate::symbols::{at, real};
 
-/// An entry of a list, whose first field is the process ID.
+/// A list entry. Its first field is the process ID.
 trait Entry: Copy {
     fn pid(&self) -> u32;
 }

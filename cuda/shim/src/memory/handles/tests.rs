@@ -1,4 +1,4 @@
-//! Tests of handles, with a mock driver.
+//! Tests handles with a mock driver.
 
 use super::super::fixture::Model;
 use super::*;

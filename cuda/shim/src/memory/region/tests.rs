@@ -1,4 +1,4 @@
-//! Tests of regions, with a mock driver.
+//! Tests regions with a mock driver.
 
 use super::super::fixture::Model;
 use super::*;
@@ -98,7 +98,7 @@ fn peer_has_access_to_chunks_before_and_after_moves() {
     };
     assert!(region.add_peer(&mut pages, 3));
     assert_eq!(devices(&pages), [[0, 3]; 4]);
-    // Chunks that move, or return from host memory, are also accessible.
+    // Chunks that move, or return from host memory, are also accessible to the peer.
     assert_eq!(region.redirect(&mut pages, 1, &chunks(10..12, Place::Device)), 2);
     assert_eq!(region.redirect(&mut pages, 3, &chunks(12..13, Place::Host)), 1);
     assert!(region.bring(&mut pages));

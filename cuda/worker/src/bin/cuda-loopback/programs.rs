@@ -25,7 +25,7 @@ struct Pending {
 struct Program {
     link: Arc<Link>,
     pending: Option<Pending>,
-    /// Channel for the reply to a restart, until the new worker has restored the program.
+    /// Channel for the result of a restart, present until the new worker has restored the program.
     restoring: Option<Sender<Restarted>>,
 }
 
@@ -113,7 +113,7 @@ impl Programs {
         }
     }
 
-    /// Reads a worker's replies until it closes the connection. Returns true if it has saved its state.
+    /// Reads a worker's replies until the worker closes the connection. Returns true if the worker has saved its state.
     fn until_end(&self, process: u32, link: &Link) -> bool {
         let mut is_saved = false;
         loop {
@@ -139,7 +139,7 @@ impl Programs {
         }
     }
 
-    /// Starts to restart a worker. The result is sent to the returned receiver.
+    /// Requests the restart of a worker. The result is sent to the returned receiver.
     pub fn restart(&self, process: u32) -> Result<Receiver<Restarted>> {
         let file = sized_file(self.restart_bytes)?;
         let mut programs = self.lock();

@@ -113,7 +113,7 @@ pub fn pointer_target_bits(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<(
         lab.go(&mut channel, &Push::default(), false);
         lab.stop(&channel);
         lab.fill_instance(&channel);
-        // Test the target addresses of faults, flushes and tags.
+        // Test the registers that contain the target addresses of faults, flushes and tags.
         for register in reg::GPC_MMU_SINKS.into_iter().chain([reg::SYSMEM_FLUSH, reg::TAG_BASE, 0x100cc8, 0x100ccc]) {
             lab.card.write(register, target << 28 | (at >> 8) as u32 & 0x0fff_ffff);
         }

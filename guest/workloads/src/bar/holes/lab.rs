@@ -40,7 +40,7 @@ pub const MARKER: u32 = 0x600d_f00d;
 const FIRST_HOLE_AT: u64 = 4 << 20;
 /// Size of a hole's memory in bytes.
 const BYTES_PER_HOLE: u64 = 2 << 20;
-/// Highest hole number plus one.
+/// Exclusive upper bound of the hole numbers.
 pub const ROOMS: u32 = 40;
 /// End of the last hole's VRAM.
 pub const UNUSED: u64 = FIRST_HOLE_AT + ROOMS as u64 * BYTES_PER_HOLE;
@@ -58,7 +58,7 @@ const MAX_POLLS: u32 = 20_000;
 /// Number of memory polls for work that should have no effect.
 const SHORT_PATIENCE: u32 = 400;
 
-/// The guest's own memory for an attempt.
+/// The card, and the guest's own memory for an attempt.
 pub struct Lab<'a> {
     /// The card.
     pub card: &'a Card,
@@ -87,7 +87,7 @@ pub struct RamPage {
     pub gpa: u64,
 }
 
-/// A page directory with a small-page table for its first 16 MiB.
+/// A page directory with a small-page table for the first 16 MiB of the address space.
 #[derive(Clone, Copy)]
 pub struct Space {
     /// Guest VRAM address of the directory.
@@ -96,7 +96,7 @@ pub struct Space {
     pub table: u64,
 }
 
-/// A channel.
+/// A channel, with its structures in the guest's own VRAM.
 #[derive(Clone, Copy)]
 pub struct Channel {
     /// Channel number.
@@ -159,7 +159,8 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// Records an attempt. `refused` is true if the card visibly rejected it, and `gained` if it had an effect.
+    /// Records an attempt. `refused` is true if the card visibly rejected it, and `gained` if the attempt had an effect
+    /// beyond the guest.
     pub fn note(&mut self, what: &str, refused: bool, gained: bool) {
         match (gained, refused) {
             (true, _) => self.open.push(what.to_owned()),
@@ -179,7 +180,7 @@ impl Verdict {
         self.note(&format!("{what}: {ran:x?}"), true, elsewhere || !matches!(ran, Ran::Fault(_)));
     }
 
-    /// Records a condition that must hold before and after an attempt.
+    /// Checks a condition that must hold before or after an attempt. A violation counts as an open hole.
     pub fn check(&mut self, what: &str, good: bool) {
         if !good {
             self.open.push(what.to_owned());
@@ -238,7 +239,7 @@ impl<'a> Lab<'a> {
         }
         card.write(reg::BAR1_INSTANCE, instance_pointer(self.bar1_instance, 0));
         self.flush();
-        // The limit exceeds the number of faults that may follow.
+        // The limit exceeds the number of faults that may be pending.
         for _ in 0..1000 {
             self.acknowledge();
             if self.error().is_none() {
@@ -408,7 +409,8 @@ impl<'a> Lab<'a> {
         self.bars[0].store((u64::from(channel.id) * PAGE) as usize + 0x8c, Width::Dword, channel.put.into());
     }
 
-    /// Waits until the queued work completes or fails.
+    /// Waits until the queued work completes or fails, for at most `MAX_POLLS` polls, or `SHORT_PATIENCE` polls if
+    /// `patient` is false.
     pub fn wait(&self, channel: &Channel, patient: bool) -> Ran {
         for _ in 0..if patient { MAX_POLLS } else { SHORT_PATIENCE } {
             if self.card.vram_read(channel.fence) == channel.sequence {
@@ -446,7 +448,7 @@ impl<'a> Lab<'a> {
         ran
     }
 
-    /// Calls `run` with a short wait, because the work should have no effect.
+    /// Same as [`Self::run`], but waits only briefly, because the work should have no effect.
     pub fn try_run(&self, channel: &mut Channel, push: &Push) -> Ran {
         self.start(channel);
         let ran = self.go(channel, push, false);
@@ -466,7 +468,7 @@ impl<'a> Lab<'a> {
         self.run(channel, &copies(&[(from, to)]))
     }
 
-    /// Allocates a page of this program's RAM.
+    /// Returns a page of this program's RAM, which is allocated on first use.
     pub fn ram(&mut self) -> Result<&RamPage> {
         if self.page.is_none() {
             self.page = Some(RamPage::new()?);

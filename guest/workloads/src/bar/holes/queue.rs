@@ -70,12 +70,12 @@ impl<'a> Queue<'a> {
         }
     }
 
-    /// Reads a register.
+    /// Reads the interface's register at byte offset `register`.
     pub fn read(&self, register: u32) -> u32 {
         self.registers.load(self.offset + register as usize, Width::Dword) as u32
     }
 
-    /// Writes a register.
+    /// Writes the interface's register at byte offset `register`.
     pub fn write(&self, register: u32, value: u32) {
         self.registers.store(self.offset + register as usize, Width::Dword, value.into());
     }
@@ -119,7 +119,7 @@ impl<'a> Queue<'a> {
         self.send_with(batch, PAGE as u32)
     }
 
-    /// Calls [`Self::send`] with `room` bytes for the reply.
+    /// Same as [`Self::send`], but with `room` bytes for the reply.
     pub fn send_with(&mut self, batch: &[u8], room: u32) -> Reply {
         self.post(batch, room);
         // This read completes after all work that the doorbell started.

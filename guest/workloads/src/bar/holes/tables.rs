@@ -263,7 +263,7 @@ pub fn overflow(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         verdict.must_not_run(&format!("ring entry {entry:x?}"), ran);
         lab.stop(&channel);
     }
-    // Test rings that never end, and rings beyond the end.
+    // Test rings that are larger than their memory, and a ring that extends beyond the end of the address space.
     for (low, high) in [(va::RING as u32, 31 << 16), (va::RING as u32, 0xffff << 16), (0xffff_fff8, 0x0014_00ff)] {
         lab.set(channel.instance + 0x48, [low, high]);
         let ran = lab.try_run(&mut channel, &Push::default());

@@ -9,7 +9,7 @@ use gdev::mapping::Width;
 /// An aperture offset outside USERD.
 const OFFSET: u64 = 0x40_0000;
 
-/// Reads through an aperture before and after a write, and records whether any data was visible.
+/// Reads a dword through PRAMIN before and after a write, and records whether any data was visible.
 fn look(lab: &Lab<'_>, verdict: &mut Verdict, what: &str, register: u32) {
     let before = lab.card.read(register);
     lab.card.write(register, BRAND);
@@ -73,7 +73,7 @@ fn poke(lab: &Lab<'_>, bar: usize, offset: u64, value: u32) {
     lab.bars[bar].store(offset as usize, Width::Dword, value.into());
 }
 
-/// Reads an offset at which no data may be visible.
+/// Reads an offset at which no data may be visible, before and after a write.
 fn look_through(lab: &Lab<'_>, verdict: &mut Verdict, what: &str, bar: usize, offset: u64) {
     let before = peek(lab, bar, offset);
     poke(lab, bar, offset, BRAND);

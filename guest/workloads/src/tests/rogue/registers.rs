@@ -44,18 +44,18 @@ const BUFFER: u64 = 16 << 20;
 const COMMAND: u64 = 4;
 /// Command register bit for bus mastering.
 const BUS_MASTER: u16 = 1 << 2;
-/// Size of the VRAM range in which batches copy, in bytes.
+/// Size of the VRAM range within which batches copy data, in bytes.
 const ARENA: u64 = 8 << 20;
 const COPIES: u32 = 1000;
-/// Size of a copy operation in bytes.
+/// Size of an encoded copy operation in bytes.
 const COPY_BYTES: u32 = 32;
 const IN_PAGE: u32 = 100;
 /// Offset of a batch's header in the ring page, after the rings.
 const HEADER: usize = 0xc00;
-/// First word of each page in the arena, combined with the page number.
+/// Upper bits of the first word of each page of the arena. The lower bits are the page number.
 const BRAND: u32 = 0xa2e4_0000;
 
-/// Function that changes a register so that a running channel may not run, and then restores the register.
+/// Function that stops a running channel through a register, and then restores the register.
 type Toggle = fn(&Card, u32);
 
 /// Toggles the channel's state register.
@@ -68,7 +68,7 @@ pub fn unlisted(rig: &Rig, duration: Duration) -> Result<Facts> {
     under_kernels(rig, duration, &[list])
 }
 
-/// Preempts the channel and writes the scheduler mask, alternating with the other attacks.
+/// Alternates between preempting the channel, writing the scheduler mask, and the two attacks above.
 pub fn masked(rig: &Rig, duration: Duration) -> Result<Facts> {
     under_kernels(rig, duration, &[preempt, mask, state, list])
 }
@@ -158,7 +158,8 @@ pub fn mastering(rig: &Rig, duration: Duration) -> Result<Facts> {
     Ok(vec![("writes", writes.to_string())])
 }
 
-/// Sends batches that each copy gigabytes to the paravirtual interface, which the kernel driver does not use.
+/// Submits batches through the paravirtual interface, which the kernel driver does not use. Each batch copies gigabytes
+/// of data.
 pub fn batches(rig: &Rig, duration: Duration) -> Result<Facts> {
     let card = Card::open(None)?;
     let config = fs::read(card.config_path()).context("configuration space")?;
@@ -182,7 +183,7 @@ pub fn batches(rig: &Rig, duration: Duration) -> Result<Facts> {
         for index in 1..=pages {
             queue.descriptor(index, queue.request.gpa, IN_PAGE * COPY_BYTES, NEXT, index + 1);
         }
-        // The replies need more than a page, and their buffers may overlap.
+        // The replies need more than a page, so list the same page several times.
         for index in pages + 1..=pages + 4 {
             let flags = if index == pages + 4 { WRITE } else { WRITE | NEXT };
             queue.descriptor(index, queue.reply.gpa, PAGE as u32, flags, index + 1);
@@ -204,8 +205,8 @@ pub fn batches(rig: &Rig, duration: Duration) -> Result<Facts> {
     Ok(vec![("writes", batches.to_string()), ("ended", ended.to_string()), ("batch_mib", mib.to_string())])
 }
 
-/// Finds the VRAM address of a buffer by the first words of its pages. Also returns the number of contiguous bytes
-/// there.
+/// Finds a buffer in VRAM by the first words of its pages. Returns its VRAM address, and the number of contiguous bytes
+/// at that address.
 fn place(card: &Card, buffer: &Buffer) -> Result<(u64, u64)> {
     let pages = u32::try_from(buffer.size() / PAGE)?;
     let map = buffer.map()?;

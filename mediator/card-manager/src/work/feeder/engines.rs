@@ -10,8 +10,8 @@ use vram::TenantId;
 
 impl<C: CardView> Feeder<'_, C> {
     /// Records the channels that the busy engines are executing. A submission's limit covers only the time that it was
-    /// observed on the engine, because the accounts may include time that it spent waiting for a semaphore or for
-    /// another channel to leave the engine.
+    /// observed on the engine. The accounts may also include time that it spent waiting for a semaphore, or for another
+    /// channel to leave the engine.
     ///
     /// Returns the events for the scheduler. A channel with contexts for several engines is booked on the engine on
     /// which it was last observed, although its methods select the engine. Once it is observed on another engine, it is
@@ -36,8 +36,8 @@ impl<C: CardView> Feeder<'_, C> {
         moved
     }
 
-    /// Returns the time since which a channel has occupied an engine, or `None` if this duration has reached its VM's
-    /// limit.
+    /// Returns the time from which a channel's occupancy of an engine is counted. Returns `None` if its VM has no
+    /// limit, or if the limit has been reached.
     fn has_it_since(&mut self, vm: TenantId, channel: ChannelId) -> Option<Nanos> {
         let now = self.card.card_time();
         let since = self.schedule().seen_since(channel, now)?;
@@ -45,8 +45,8 @@ impl<C: CardView> Feeder<'_, C> {
         (now.since(since) < limit).then_some(since)
     }
 
-    /// Handles a suspected overrun. The accounts cannot prove it, so the card must confirm which channel occupies the
-    /// engine.
+    /// Kills a channel that is suspected of an overrun, if the card confirms that the channel has occupied the engine
+    /// up to its limit. Otherwise, corrects the scheduler's accounts.
     pub(super) fn handle_overrun(
         &mut self,
         vm: TenantId,

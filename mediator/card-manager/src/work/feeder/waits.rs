@@ -19,7 +19,8 @@ impl<C: CardView> Feeder<'_, C> {
         Some(Event::Moved { ticket, since: since?.max(Nanos(earliest)) })
     }
 
-    /// Detects a channel's submissions that have become able to run, and appends the events for the scheduler.
+    /// Detects a channel's submissions that have become able or unable to run, and appends the events for the
+    /// scheduler.
     pub(super) fn look_at_channel(&mut self, channel: ChannelId, events: &mut Vec<Event>) {
         let wants = self.card.wants(channel);
         self.look_at_leaver(channel, events);
@@ -121,7 +122,7 @@ impl<C: CardView> Feeder<'_, C> {
         }
     }
 
-    /// Keeps a channel off the card until its next slice. `rests` is true if it waits for a semaphore.
+    /// Keeps a channel off the card until its next slice. `rests` is true if the channel waits for a semaphore.
     fn set_aside(&mut self, channel: ChannelId, rests: bool) {
         let why = if rests { Why::Rests } else { Why::Stopped };
         let now = self.card.card_time();

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::{Config, LabelMatch, Labels, VmMemory, check};
 
-/// Returns cards with 1024, 1024 and 512 MiB, of which 32 MiB are reserved.
+/// Returns cards with 1024, 1024 and 512 MiB, each with 32 MiB reserved.
 fn cards() -> Vec<CardSpec> {
     let card = |name: &str, mib: u64| {
         format!("[[card]]\nname = \"{name}\"\nkind = \"simgpu\"\nvram_mib = {mib}\nreserve_mib = 32\n")

@@ -23,7 +23,7 @@ fn kinds(page: &EventPage) -> Vec<EventKind> {
     page.events.iter().map(|event| event.kind).collect()
 }
 
-/// Follows the events on a socket. Returns the lines of the response body, without the chunk sizes.
+/// Follows the events through a socket. Returns the status line, and then each page as a line of JSON.
 fn followed(served: &Served, socket: &str, query: &str) -> impl Iterator<Item = String> + use<> {
     let mut stream = UnixStream::connect(served.fixture.path(socket)).unwrap();
     stream.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
@@ -63,7 +63,7 @@ fn changes_have_the_client_as_their_author() {
         (SubjectKind::Vm, "a", Some("card0"))
     );
     assert_eq!((&*added.text, &*applied.text), ("added to card `card0`", "a desired state: VM `c` is added"));
-    // The author is cleared at the end of the request, although the serving thread lives on.
+    // The author is cleared at the end of the request, although its thread continues to run.
     served.fixture.daemon.remove("c").unwrap();
     assert_eq!(all(&client).events.last().unwrap().author.kind, AuthorKind::Daemon);
 }
@@ -225,7 +225,7 @@ fn stream_has_events_as_they_happen_and_ends_with_the_daemon() {
         assert_ne!(next.next, cursor);
         cursor = next.next;
     }
-    // The daemon does not wait out the grace period for followers when it shuts down.
+    // At shutdown, the daemon does not wait for clients that follow its events.
     served.end().unwrap();
     assert_eq!(lines.next(), None);
 }
@@ -257,7 +257,7 @@ fn stalled_follower_takes_no_memory_and_learns_its_loss() {
     let served = Served::new();
     let mut lines = followed(&served, "admin.sock", "follow=true&limit=1024");
     assert!(lines.next().unwrap().contains("200"));
-    // These events exceed the log and all buffers on the way to the follower, which does not read meanwhile.
+    // These events overflow the log and all buffers between it and the follower, which is not reading.
     let text = "x".repeat(1000);
     let add = |n: usize| {
         let event = ::events::NewEvent::vm(EventKind::Changed, &format!("vm{n}"), &*text);
@@ -265,7 +265,7 @@ fn stalled_follower_takes_no_memory_and_learns_its_loss() {
     };
     (0..900).for_each(add);
     std::thread::sleep(Duration::from_millis(100));
-    // Each object has its own window, and the number of open windows is limited.
+    // Each object has its own rate limit window, and the number of open windows is limited.
     (0..40).for_each(|round| {
         (0..900).for_each(|n| {
             if (n + round) % 9 == 0 {

@@ -131,7 +131,7 @@ fn all_metrics_are_well_formed_well_named_and_by_vm() {
         if name.starts_with("gpu_mediator_vm_") {
             let by_vm = |vm: &str| family.samples.iter().filter(|(_, labels, _)| labels["vm"] == vm).count();
             assert!(family.samples.iter().all(|(_, labels, _)| labels["card"] == "card0"), "{family:?}");
-            // A metric with further labels may not have a sample yet.
+            // A metric with additional labels may have no samples yet.
             let sparse = family
                 .samples
                 .iter()

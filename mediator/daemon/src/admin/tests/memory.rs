@@ -1,4 +1,4 @@
-//! Tests of memory settings that an operator reads and changes while guests work.
+//! Tests of memory settings that an operator reads and changes while guests run.
 
 use super::*;
 use crate::fixture::eventually;
@@ -14,7 +14,7 @@ const MIB: u64 = 1 << 20;
 const CARD: &str = "/v1/cards/card0/memory";
 const VM: &str = "/v1/vms/a/memory";
 
-/// Serves a card with host memory, and VM `a` without a guarantee.
+/// Starts and serves a daemon whose card has host memory, with VM `a` without a guarantee.
 fn swapping() -> Served {
     let served = one_card("overcommit = true\nmemory = { host_mib = 64, return_ms = 5, settle_ms = 5 }\n");
     let body = json!({ "name": "a", "card": "card0", "vram_mib": 32 });
@@ -124,7 +124,7 @@ fn relocations_are_counted_by_how_long_the_vm_was_suspended() {
     let client = served.client();
     let out: MoveReport = client.post(&format!("{VM}/evict"), &MoveRequest::default()).unwrap();
     assert!(out.moved_bytes > 0 && out.suspended_ns > 0, "{out:?}");
-    // Evict memory and move it back. The suspension's duration is known shortly after the memory has returned.
+    // Wait until the evicted memory has returned. The suspension is counted shortly afterwards.
     eventually("its memory is back on the card", || {
         let vm = of_a(&served);
         vm.in_host_bytes == 0 && vm.suspensions.count >= 2
@@ -213,7 +213,7 @@ fn rejection_names_object_limit_value_and_remedy() {
         body
     };
     let refuse = json!({ "on_full": "refuse" });
-    // Each entry has a request's method, path and body, and the expected error's code, object, key and limit.
+    // Each case contains a request's method, path and body, and the expected error's code, object, key and limit.
     let post = Method::POST;
     let patch = Method::PATCH;
     let all = "/v1/vms";
@@ -304,8 +304,8 @@ fn rejection_names_object_limit_value_and_remedy() {
 /// Timeout of each wait, longer than any step of these tests.
 const WAIT_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// Starts VM `a` with most of the card's memory. Requests a guarantee for VM `b` that needs part of this memory, while
-/// memory cannot move. Calls `meanwhile` while the request waits. Returns the result of the request.
+/// Starts a guest in VM `a` that uses most of the card's memory. Requests a guarantee for VM `b` that needs part of
+/// this memory, while memory cannot move. Calls `meanwhile` while the request waits. Returns the result of the request.
 fn raised_guarantee(
     served: &Served,
     if_match: Option<&str>,
@@ -315,7 +315,7 @@ fn raised_guarantee(
     for mib in (4..96).step_by(2) {
         driver.guest.vram_write(mib * MIB, &[1; 4]);
     }
-    // The read completes after all writes.
+    // Wait for the writes: a read completes only after all earlier writes.
     driver.guest.vram_read(4 * MIB, &mut [0; 4]);
     let daemon = &served.fixture.daemon;
     let host = daemon.host_of("card0").unwrap();
@@ -342,7 +342,7 @@ fn raised_guarantee(
     })
 }
 
-/// Serves a card with VM `a`, which can nearly fill it, and two more VMs.
+/// Starts and serves a daemon whose card has three VMs, of which `a` can use three quarters of the VRAM.
 fn large() -> Served {
     let served = one_card("overcommit = true\nmemory = { host_mib = 192, return_ms = 5, settle_ms = 5 }\n");
     for (name, vram_mib) in [("a", 96), ("b", 64), ("c", 16)] {

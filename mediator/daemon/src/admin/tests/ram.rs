@@ -11,7 +11,7 @@ const MIB: u64 = 1 << 20;
 const PAGE: u64 = 4096;
 const CARD: &str = "/v1/cards/card0/memory";
 const VM: &str = "/v1/vms/a/memory";
-/// Virtual address of the guest's RAM.
+/// GPU virtual address at which the guest maps its RAM.
 const RAM: u64 = 0x300_0000;
 
 fn served() -> Served {
@@ -64,7 +64,7 @@ fn impossible_ram_guarantee_is_rejected_and_shares_stay() {
     let host = served.fixture.daemon.host_of("card0").unwrap();
     let of_both = || [0, 1].map(|vm| host.lock().memory().iova().share_and_charged(vram::TenantId(vm)).0);
     let before = of_both();
-    // The configuration shows enough free addresses, but another allocation leaves no contiguous range.
+    // According to the configuration, enough addresses are free, but another allocation leaves no contiguous range.
     let held = host.lock().memory_mut().iova_mut().allocate(700 << 30, 0).unwrap();
     let error = set(&served, CARD, json!({ "quota_mib": all, "guarantee_mib": all / 4 })).unwrap_err();
     assert!(error.contains("in use"), "{error}");
@@ -106,7 +106,8 @@ fn memory_that_the_card_touches_first_is_counted_and_bounded() {
     assert!(text.contains("gpu_mediator_vm_ram_bytes{vm=\"a\",card=\"card0\",of=\"lent\"} 4194304"), "{text}");
 }
 
-/// While the card is not open, its size and a VM's size come from the configuration.
+/// The configuration's defaults and limits must match those of the card manager, which does not exist while the card is
+/// closed.
 #[test]
 fn the_configuration_and_the_owner_agree_on_bus_addresses() {
     let spoken = config::RamSpec::default().on(&config::CardMemory::default());

@@ -1,4 +1,4 @@
-//! Tests of scheduler settings, which are read and changed over the admin socket while guests work on software cards.
+//! Tests of scheduler settings, which are read and changed over the admin socket while guests use software cards.
 
 use super::*;
 use crate::fixture::{copy, guest, one_card};
@@ -38,7 +38,7 @@ fn settings_of_a_card_are_changed_key_by_key() {
     let first: CardScheduler = client.get(SCHEDULER).unwrap();
     assert_eq!((first.settings.policy, first.settings.strikes, first.window_ms), (PolicyKind::Fifo, 5, 1000));
     assert!(first.vms.is_empty());
-    // Change settings before and after the mediator initializes the card. A new VM gets the earlier settings.
+    // Change settings before and after the mediator initializes the card. A new VM does not change the settings.
     for round in 0..2 {
         let wait_ns = 1000 + round;
         let new: CardScheduler =
@@ -109,7 +109,7 @@ fn share_of_a_vm_is_changed_key_by_key() {
 
     let shown: CardScheduler = client.get(SCHEDULER).unwrap();
     assert_eq!(shown.vms[0].time, time, "the scheduler uses the new settings");
-    // By weight, `a` would get three quarters, but its cap limits it, and `b` gets the rest.
+    // By weight, `a` would get three quarters, but its cap limits it to 60 %, so `b` gets the rest.
     assert_eq!(shown.vms.iter().map(|vm| vm.entitled_permille).collect::<Vec<_>>(), [600, 400]);
 
     // The copy engines have their own weights: nine to one.
@@ -238,7 +238,8 @@ fn work_is_seen_in_accounts_history_and_metrics() {
         let sum: u64 = history.samples.iter().map(|sample| sample.used_ns[&Engine::Compute]).sum();
         assert_eq!(sum, vm.engines[&Engine::Compute].used_ns);
     }
-    // The last interval ends slightly later. After that, the window contains each VM's use, rounded down.
+    // The last interval may not have ended yet. Afterwards, the window's busy share is the sum of the VMs' shares, each
+    // rounded down.
     let permille = |vm: &api::VmShare| vm.engines[&Engine::Compute].used_ns / (60 * 1_000_000);
     let expected: u64 = shown.vms.iter().map(permille).sum();
     assert!(expected > 0, "{shown:?}");

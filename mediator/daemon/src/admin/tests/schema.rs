@@ -36,7 +36,7 @@ fn published_document_is_that_of_the_types() {
     assert_eq!(published, document(), "update it with `cargo xtask docs`");
 }
 
-/// Visits every object in a document.
+/// Calls `see` with every object in a JSON document.
 fn visit(value: &Value, see: &mut impl FnMut(&serde_json::Map<String, Value>)) {
     match value {
         Value::Array(items) => items.iter().for_each(|item| visit(item, see)),

@@ -1,4 +1,5 @@
-//! Reads guest memory for saving. The contents of a page under a mapped aperture are not in its chunk.
+//! Overlays pages under mapped apertures on guest memory that is read for saving, because the contents of these pages
+//! are not in their chunks.
 
 use card::HostMemory;
 use nvspec::addr::SMALL_PAGE;

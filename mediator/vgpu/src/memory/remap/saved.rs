@@ -1,6 +1,6 @@
 //! Saved form of the apertures that the VMM maps: the records, and the I/O addresses of the memory. The memory itself
-//! is in files, which are handed over separately. The client keeps the files mapped during the handover, and its CPUs
-//! may write at any time.
+//! is in files, which are handed over separately. The client keeps the files mapped during the handover, and guest CPUs
+//! may write to them at any time.
 
 use super::{MappedWindow, PageTarget, Remap, Slot, Window};
 use card_manager::{ManagedCard, ManagerError};
@@ -19,13 +19,13 @@ pub(crate) struct SavedRemap {
     pages: Vec<SavedPage>,
     /// Slots that map guest RAM.
     ram: Vec<SavedSlot>,
-    /// Set if the card's TLBs may still contain memory that no table maps.
+    /// Set if the card's TLBs may still map memory that no table maps.
     stale: bool,
 }
 
 only_version!(SavedRemap, "vgpu.apertures", 2);
 
-/// Saved window.
+/// Saved I/O address of a window's memory, and the memory's range in the region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedWindow {
     start: u64,
@@ -115,8 +115,8 @@ impl Remap {
 }
 
 impl SavedRemap {
-    /// Restores apertures of `bar1` and `bar3` bytes for a VM with `vram_bytes` bytes of VRAM, whose memory is in
-    /// `files`. Maps the memory for the card at its old addresses.
+    /// Restores apertures of `bar1` and `bar3` bytes for a VM with `vram_bytes` bytes of VRAM. The apertures' memory is
+    /// in `files`. Maps the memory for the card at its old addresses.
     ///
     /// # Errors
     /// Returns an error if the saved state is invalid, if the files do not match, or if the host cannot map them.
@@ -160,7 +160,7 @@ impl SavedRemap {
 }
 
 impl Remap {
-    /// Records the target of a slot. No earlier saved entry may have set it.
+    /// Records the target of a slot. Fails if an earlier saved entry has set it.
     fn wants(&mut self, slot: Slot, want: PageTarget) -> Result<(), Invalid> {
         let window = self.windows.get_mut(slot.window).and_then(Option::as_mut);
         let place = window.and_then(|window| window.want_mut(slot.page)).filter(|place| **place == PageTarget::Nothing);
@@ -180,7 +180,7 @@ mod tests {
     const BARS: (u64, u64) = (17 << 20, 1 << 20);
     const VRAM: u64 = 1 << 20;
 
-    /// Creates apertures that show VRAM pages, including one that is mapped twice, and in which RAM is mapped.
+    /// Creates apertures that map VRAM pages, some of them twice, and guest RAM.
     fn apertures(rig: &Rig) -> Remap {
         let mut remap = Remap::open(&rig.host, BARS).unwrap();
         let first = (TRAPPED_BAR1 / SMALL_PAGE) as u32;

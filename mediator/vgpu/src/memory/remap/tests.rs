@@ -32,7 +32,7 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Checks, for any mappings by the guest, that a page has only one home, which is in PRAMIN only if no other slot
+    /// Checks, for arbitrary guest mappings, that a page has only one home, which is in PRAMIN only if no other slot
     /// maps the page. Only the home contains the page's data, and other slots show zeros.
     #[test]
     fn every_page_has_one_home_and_its_data(

@@ -1,4 +1,4 @@
-//! Tests which engines are detected in the push buffers of the rig's driver.
+//! Tests the detection of the engines that push buffers of the rig's driver need.
 
 use card_manager::{Bindings, Needs, Reader};
 use rig::driver::{CE0, CE1, M2MF, ce_copy, m2mf_copy, methods, object};

@@ -9,7 +9,8 @@ use nvspec::instance::ramfc;
 use nvspec::regs::{ce0, ce1, fecs, fecs_command};
 use vmm_glue::RegionIndex;
 
-/// Returns a value for a channel table register, or for the register of an aperture's instance block.
+/// Returns a value for a channel table register, or for the register of an aperture's instance block, that refers to
+/// address `at`.
 fn pointer(at: u64, target: u32) -> u32 {
     0xc000_0000 | target << 28 | (at >> 12) as u32 & 0x0fff_ffff
 }
@@ -135,7 +136,7 @@ fn hole_05_target_bits_are_decoded_or_denied() {
         });
         scene.denied(&format!("runlist {at:#x}, target {target}"), |s| {
             s.evil.guest.wr(pfifo::RUNLIST_BASE::OFFSET, target << 28 | (at >> 12) as u32);
-            // The first list is one entry too long, and the second one is too short.
+            // The first list is one entry too long, and the second one has four entries.
             s.evil.guest.wr(pfifo::RUNLIST::OFFSET, 0x01f0_0081);
             s.evil.guest.wr(pfifo::RUNLIST::OFFSET, 0x01f0_0004);
         });
@@ -229,7 +230,7 @@ fn hole_12_runlists_name_only_the_guests_channels() {
     ] {
         scene.denied(what, |s| submit(s, base, length));
     }
-    // A list in RAM that cannot be read counts as empty.
+    // A list in RAM that cannot be read is treated as empty.
     for (what, base, length) in [
         ("in RAM that was not lent", 0x2000_0000 | (RAM >> 12) as u32, 1),
         ("at the end of RAM", 0x3fff_ffff, CHANNELS),
@@ -307,7 +308,7 @@ fn hole_19_channels_without_a_directory_reach_nothing() {
         scene.denied(what, |s| s.does_not_run(what, &mut channel));
         scene.fresh();
     }
-    // Try a block of zeros and a block of ones.
+    // Try an instance block of zero bytes, and one of 0xff bytes.
     for fill in [0u8, 0xff] {
         let mut channel = scene.evil.prepare(ID);
         scene.evil.guest.vram_write(channel.instance, &[fill; PAGE as usize]);

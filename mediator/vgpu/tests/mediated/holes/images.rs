@@ -6,8 +6,7 @@ use nvspec::fifo::VirtualChannelId;
 use nvspec::regs::pgraph;
 use rig::driver::{IMAGE_VA, methods, release};
 
-/// Pages of the mediator's part of a channel's span that contain the copy engines' images and the first page of
-/// PGRAPH's image.
+/// Pages of a channel's span that contain the copy engines' images and the first two pages of PGRAPH's image.
 const IMAGES: std::ops::Range<u64> = 4..8;
 
 /// Offset of a PGRAPH state register that the mediator never writes.

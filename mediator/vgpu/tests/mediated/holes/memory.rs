@@ -1,4 +1,4 @@
-//! Holes 9 and 17: memory that the guest has lost, and memory that it does not have yet.
+//! Holes 9 and 17: memory that was unmapped or removed, and residue of an earlier client or VM.
 
 use super::{
     A, At, B, C, CE0, CE1, EVIL, ID, M2MF, MIB, PAGE, RAM, SECRET, SHARE_BYTES, Scene, ce_copy, m2mf_copy, object,
@@ -102,7 +102,7 @@ fn hole_09_memory_that_the_vmm_takes_back_is_out_of_reach() {
 #[test]
 fn hole_17_a_client_finds_nothing_of_the_one_before() {
     let mut scene = Scene::new();
-    // A tenant leaves its mark in all memory, in each register that keeps a value, in USERD, and with each engine.
+    // Let a tenant write to all its memory, to each register that keeps a value, and to USERD, and use each engine.
     let mut channel = scene.evil.channel(ID);
     scene.evil.buffer(&channel, A, 2, 1);
     scene.evil.buffer(&channel, B, 2, 2);

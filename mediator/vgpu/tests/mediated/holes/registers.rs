@@ -291,7 +291,7 @@ fn narrow_wide_and_unaligned_accesses_are_split() {
 fn configuration_writes_move_nothing_but_the_guests_own() {
     let mut scene = Scene::new();
     let page = scene.on_card(IDLE, 0);
-    // Write the command, status, BARs, ROM, MSI address and data, and the rest, as bytes, words and dwords.
+    // Write all registers in the first 256 bytes with accesses of 1, 2, 4 and 8 bytes.
     scene.virtual_only("configuration space", |s| {
         for fill in [0xffu8, 0x00, 0xa5] {
             for at in 0..0x100u64 {

@@ -45,7 +45,7 @@ fn hole_07_peers_kinds_and_tags_are_not_passed_on() {
 #[test]
 fn hole_08_large_pages_are_checked_in_all_their_parts() {
     let mut scene = Scene::new();
-    // A large page of RAM that was lent completely works if it is contiguous for the card.
+    // A large page works if all of its RAM was lent, and is contiguous for the card.
     let channel = scene.evil.channel(ID);
     let table = large_table(&mut scene.evil, &channel);
     let whole = 8 * MIB;
@@ -168,7 +168,7 @@ fn hole_15_tables_are_read_as_the_gpu_walk_reads_them() {
     });
     scene.fresh();
 
-    // Let a copy engine rewrite the channel's own table, which the mediator cannot observe.
+    // Let a copy engine rewrite the channel's own table. The mediator cannot observe such writes.
     for (what, at, aperture) in [("VRAM of the neighbour", foreign, 0), ("its RAM", scene.bus[1], 2)] {
         let mut channel = scene.evil.channel(ID);
         let space = channel.space;
@@ -246,7 +246,7 @@ fn hole_16_tables_that_are_used_otherwise_map_nothing_new() {
             scene.fresh();
         }
     }
-    // Let the channel map its own directory as a buffer, which a copy engine then fills.
+    // Map the channel's own directory as a buffer, which a copy engine then overwrites.
     let mut channel = scene.evil.channel(ID);
     scene.evil.map(channel.space, B, At::Vram(channel.space.directory), 16);
     scene.evil.buffer(&channel, A, 16, 0xabcd);
@@ -360,7 +360,7 @@ fn hole_18_numbers_at_the_end_do_not_wrap() {
         });
         scene.fresh();
     }
-    // Use the maximum length that the register can express.
+    // Use the maximum length that the register can express, and one more than the number of channels.
     for length in [0xfff, 0x81] {
         scene.denied(&format!("a runlist of {length:#x}"), |s| {
             s.evil.guest.wr(pfifo::RUNLIST_BASE::OFFSET, 0x0fff_ffff);

@@ -179,7 +179,7 @@ fn hole_14_apertures_end_with_limit_table_and_region() {
         scene.evil.join(instance, space);
         scene.evil.flush();
 
-        // The table has an eighth of the full size. The memory that follows it contains data other than entries.
+        // The table is an eighth of the full size. The memory that follows it contains data other than entries.
         let eighth = (128 << 20) / 8;
         if eighth < size {
             scene.evil.map(space, eighth, At::Vram(data), 1);

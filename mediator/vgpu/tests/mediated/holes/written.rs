@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use vmm_glue::RegionIndex;
 
-/// Word that the guest writes. No value that the mediator writes has a run of bits in common with it.
+/// Word that the guest writes. No value that the mediator writes shares sixteen consecutive bits with it.
 const MARK: u32 = 0xb5c9_b5c9;
 /// Distance between writes in the sweep over undeclared offsets, in bytes.
 const STRIDE: u32 = 0x100;
@@ -88,12 +88,12 @@ fn is_marked(value: u32) -> bool {
     (0..=16).any(|shift| (0..16).any(|turn| seen(shift) == (MARK as u16).rotate_left(turn)))
 }
 
-/// Returns the names of a register and its block.
+/// Returns the name of a register's block, and the name of the register.
 fn named(offset: u32) -> (&'static str, &'static str) {
     lookup(offset).map_or(("none", "none"), |(block, register, _)| (block, register.name))
 }
 
-/// Returns the card memory page to which a register's value refers, if it contains an address.
+/// Returns the number of the card memory page to which a register's value refers, if the value contains an address.
 fn page_of(offset: u32, value: u32) -> Option<u32> {
     match named(offset) {
         ("pfifo", "CHANNEL") if pfifo::CHANNEL::VALID.is_set(value) => Some(pfifo::CHANNEL::ADDRESS.get(value)),
@@ -103,7 +103,7 @@ fn page_of(offset: u32, value: u32) -> Option<u32> {
     }
 }
 
-/// Writes the word to all registers, and to offsets between registers.
+/// Writes [`MARK`] to all registers, and to offsets between registers.
 fn mark_registers(scene: &mut Scene) {
     let guest = &mut scene.evil.guest;
     let declared = blocks().flat_map(|(_, _, _, info)| *info);
@@ -117,7 +117,7 @@ fn mark_registers(scene: &mut Scene) {
     }
 }
 
-/// Fills a channel's structures with the word, either before the channel is bound or while it runs.
+/// Fills a channel's structures with [`MARK`], either before the channel is bound or while it runs.
 fn mark_channel(scene: &mut Scene, bound: bool) {
     let evil = &mut scene.evil;
     let channel = if bound { evil.channel(ID) } else { evil.prepare(ID) };
@@ -138,7 +138,7 @@ fn mark_channel(scene: &mut Scene, bound: bool) {
     scene.evil.rewind();
 }
 
-/// Makes the card process the word as data, as an address, as an object, and as a table entry.
+/// Makes the card use [`MARK`] as data, as an address, as an object, and as a table entry.
 fn mark_work(scene: &mut Scene) {
     let va = u64::from(MARK & 0xffff_f000);
     let work = [
@@ -184,7 +184,7 @@ fn wrong(map: &Map, guests: &BTreeSet<u64>) -> Vec<String> {
         if !started && !WRITTEN.contains(&(block, name)) {
             wrong.push(format!("{block} {name} at {offset:#08x} was written: {values:x?}"));
         }
-        // A falcon may only receive approved firmware.
+        // A falcon may receive only approved firmware.
         if started && name.ends_with("_DATA") && !values.iter().all(|value| firmware.contains(value)) {
             wrong.push(format!("{block} {name} at {offset:#08x} has other firmware: {values:x?}"));
         }

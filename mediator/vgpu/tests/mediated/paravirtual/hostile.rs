@@ -1,4 +1,5 @@
-//! Tests guests that misuse the interface. The hole numbers (13 to 19) are those of the study of GPUvm's code.
+//! Tests guests that misuse the interface. The numbers of the holes (13 to 19) are those used by the study of GPUvm's
+//! code.
 
 use super::*;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,7 +41,7 @@ fn holes_of_gpuvms_interface_are_closed() {
     let mut call = |ops: &Ops| interface.call(&mut evil.guest, ops);
     let tables = Ops::new().create(1, kind::DIRECTORY).create(2, kind::SMALL).create(3, kind::LARGE);
     assert_eq!(call(&tables).status, 0);
-    // Hole 13: bind a directory for a channel that does not exist.
+    // Hole 13: bind a channel that does not exist, and bind a directory to instance blocks outside VRAM.
     refused(&call(&Ops::new().bind_channel(200, 0)), 0, Status::NoObject);
     refused(&call(&Ops::new().bind(1, u64::MAX - 0xfff)), 0, Status::Range);
     refused(&call(&Ops::new().bind(1, VM_MIB * MIB)), 0, Status::Range);

@@ -6,7 +6,7 @@ use crate::oversubscribe::{WAIT_TIMEOUT, driver_with, fast, rig_with};
 use fastrand::Rng;
 use pv::abi::share::{ABROAD, CREATE, EXCLUSIVE, READ_ONLY, control, mode};
 
-/// Copies pages from `from` to `to` in a channel's own address space.
+/// Copies two pages from `from` to `to` in a channel's address space.
 fn transfer(driver: &mut Driver, channel: &mut Channel, from: u64, to: u64) {
     driver.submit(channel, &[object(CE0), ce_copy(from, to, 2)].concat());
     driver.wait(channel);
@@ -197,7 +197,7 @@ fn segment_attach_waits_until_card_has_memory() {
             attach(&mut driver, &mut interface, id, last, 0)
         });
         has_begun.recv().expect("the thread starts");
-        // The request was rejected or waits by now. On a slow host, the test could miss a rejection.
+        // By now, the request has been rejected or is waiting. On a slow host, the test could miss a rejection.
         std::thread::sleep(std::time::Duration::from_millis(100));
         drop(stopped);
         attaches.join().expect("the thread does not panic")
@@ -243,7 +243,7 @@ fn attached_segments_survive_hand_over() {
         denied += u32::from(handover.offer(&rig, &mut [&mut one.guest, &mut two.guest], edit).is_err());
     }
     assert!(denied > 20, "{denied} were refused");
-    // Any byte that is zeroed must cause a rejection, except the access mode of a mapping. One of the changes moves a
+    // Zeroing any byte must cause a rejection, except in the access mode of a mapping. One of the changes moves a
     // mapping over another one.
     let of_segments = |name: &str| name == "vgpu.segments";
     let mut bytes = 0;

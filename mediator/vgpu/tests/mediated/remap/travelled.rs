@@ -37,7 +37,7 @@ impl Scene {
         Self { driver, channel, from, to }
     }
 
-    /// Makes a copy whose doorbell is under the aperture, and verifies all bytes.
+    /// Copies the pages with a doorbell under the aperture, and verifies all bytes.
     fn check(&mut self, cpu3: &Cpu, seed: u32) {
         let Self { driver, channel, to, .. } = self;
         let put = driver.queue_fenced(channel, &[object(CE0), ce_copy(A, B, 4)].concat());
@@ -164,7 +164,7 @@ fn resumed_client_finds_mapped_apertures_unchanged() {
     one.driver.guest.migration().start();
     assert_eq!(cpu.read(BAR1_MAPPED_AT, 4 * PAGE), pages(8, 4));
     one.check(&cpu3, 8);
-    // Load a state into a device that was used before. The client's earlier mappings are invalid then.
+    // Load a state into a device that was used before. The client's earlier mappings must show the loaded contents.
     cpu.write(BAR1_MAPPED_AT, &pages(9, 4));
     cpu.write(BAR1_MAPPED_AT + 0x20_0000, b"before");
     take_in(&mut one.driver.guest, &state).unwrap();

@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 use vmm_glue::RegionIndex::{Bar0, Bar3};
 
-/// Moves the window to a multiple of 64 KiB. Returns the offset of `at` in PRAMIN's file, which uses BAR0 offsets.
+/// Moves the window to `at`, rounded down to 64 KiB. Returns the offset of `at` in PRAMIN's file, which uses BAR0
+/// offsets.
 fn in_window(driver: &mut Driver, at: u64) -> u64 {
     driver.guest.wr(pbus::PRAMIN_WINDOW::OFFSET, (at >> 16) as u32);
     u64::from(pramin::BASE) + (at & 0xffff)
@@ -211,7 +212,7 @@ fn guest_moving_window_repeatedly_delays_only_itself() {
     assert_eq!(neighbour.guest.counter("aperture_waits"), 0, "the guest is not charged");
 }
 
-/// Writes all memory at two positions of the window, so that each move of the window maps or unmaps 512 pages.
+/// Writes all pages that the window shows at two positions, so that each move of the window maps or unmaps 512 pages.
 fn two_windows(driver: &mut Driver) -> u64 {
     let at = driver.vram(768).next_multiple_of(MIB);
     driver.guest.vram_write(at, &pages(4, 512));

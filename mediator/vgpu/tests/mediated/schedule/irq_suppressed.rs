@@ -1,4 +1,4 @@
-//! Tests completions for which no VM waits, and interrupts for another VM.
+//! Tests that a VM gets no interrupts for completions that no VM awaits, or for completions of another VM's work.
 
 use super::{A, B, COPY_NS, WAIT_TIMEOUT, copies, driver, nothing_in_flight, rig_of, time_of, used, worker};
 use crate::CARD_MIB;
@@ -14,11 +14,11 @@ use sched::{Config, Engine, TenantId, VgpuParams};
 use simgpu::SimGpu;
 use std::time::{Duration, Instant};
 
-/// Number of copies per submission, which is enough for the guest to wait for their completion.
+/// Number of copies per submission. The copies take long enough that a guest would wait for their completion.
 const COPIES_PER_SUBMISSION: usize = 12;
 
-/// Maximum delay between the scheduler noticing a completion and its guest being notified. Tests repeat rounds in which
-/// the host was slower.
+/// Maximum delay from the scheduler's detection of a completion to the notification of its guest. Tests repeat rounds
+/// in which the host was slower.
 const MAX_NOTIFICATION_DELAY: Duration = Duration::from_millis(20);
 
 /// Handles all pending interrupts of the guest.
@@ -43,7 +43,7 @@ fn ended(rig: &Rig, vm: u32) -> u64 {
     accounts.map(|account| account.completed).sum()
 }
 
-/// Waits until `count` submissions have ended.
+/// Waits until the scheduler has noticed the completion of `count` submissions of a VM.
 fn wait_ended(rig: &Rig, vm: u32, count: u64) {
     let began = Instant::now();
     while ended(rig, vm) < count {
@@ -153,7 +153,8 @@ fn vm_starting_at_end_of_other_work_gets_no_interrupt_for_it() {
             untold_copies(vm, channel);
         }
         wait_ended(&rig, 0, first + 1);
-        // This interrupt must be reported together with the completion of the first submission.
+        // Wait for the interrupt that reports the first VM's completion. One for the second VM would arrive at the same
+        // time.
         vms[0].guest.wait_msi();
         let told = vms[1].guest.take_msi();
         // Otherwise, the interrupt may have reported the VM's own completion.

@@ -1,4 +1,4 @@
-//! Conversions between formats.
+//! Conversions between number formats.
 
 use super::super::launch::{Failure, ILLEGAL};
 use super::super::soft::{self, F16, F32, F64, Format};

@@ -147,7 +147,7 @@ fn plain_sum(a: &Lanes, b: &Lanes, mode: AddMode) -> Lanes {
     }
 }
 
-/// Adds with flags. A subtraction adds the one's complement plus one, so its carry is an inverted borrow.
+/// Adds, and computes the flags. A subtraction adds the one's complement plus one, so its carry is an inverted borrow.
 fn add(a: &Lanes, b: &Lanes, mode: AddMode, carry: Option<u32>, saturate: bool) -> Sum {
     let (mut values, mut flags) = ([0; LANES], Flags::default());
     for lane in 0..LANES {

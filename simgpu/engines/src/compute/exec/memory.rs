@@ -127,7 +127,7 @@ struct Places {
 fn places(addresses: &Pairs, mask: u32, write: bool, machine: &Machine<'_, '_>) -> Result<Places, Failure> {
     let launch = machine.launch;
     let mut places = Places { global: (0, *addresses), shared: (0, [0; LANES]), local: (0, [0; LANES]) };
-    // In most accesses, all addresses are global: below both windows, and not mapped by the table.
+    // In most accesses, all addresses are global: below both windows, and not remapped by a global map.
     let lowest_window = launch.shared_window.min(launch.local_window);
     if launch.global_map.is_none() && addresses.iter().fold(true, |all, address| all & (*address < lowest_window)) {
         places.global.0 = mask;

@@ -1,7 +1,7 @@
 //! Single-precision arithmetic.
 //!
-//! Round-to-nearest results use host arithmetic. [`soft`] handles other rounding modes, and the few lanes in which a
-//! double-precision sum would be rounded twice.
+//! Round-to-nearest results use host arithmetic. [`soft`] computes the results in other rounding modes, and those of
+//! the few lanes in which a double-precision sum would be rounded twice.
 
 use super::super::launch::{Failure, ILLEGAL};
 use super::super::soft::{self, F32};
@@ -13,7 +13,7 @@ const SIGN: u32 = 1 << 31;
 const INFINITY: u32 = 0x7f80_0000;
 const NAN: u32 = F32.nan as u32;
 
-/// Executes FADD, FMUL, FFMA.
+/// Executes FADD, FMUL, and FFMA.
 pub(super) fn arithmetic(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine<'_, '_>) -> Result<(), Failure> {
     let (mut first, mut second) = ([0; LANES], [0; LANES]);
     let outcome = match *op {
@@ -108,7 +108,7 @@ impl Outcome {
     }
 }
 
-/// Executes FMNMX, FSET, FSETP, FCMP.
+/// Executes FMNMX, FSET, FSETP, and FCMP.
 pub(super) fn compare(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine<'_, '_>) -> Result<(), Failure> {
     match *op {
         Op::FMnMx { dst, write_cc, a, b, select, ftz } => {

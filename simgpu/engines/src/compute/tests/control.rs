@@ -194,7 +194,7 @@ fn barrier_reductions_and_arrivals() {
         96,
     );
     assert_eq!(values, [248; 96]);
-    // Warp 0 produces and arrives, and warp 1 waits and consumes. Barrier 3 counts two warps.
+    // Warp 0 produces and arrives, and warp 1 waits and consumes. Barrier 3 waits for two warps.
     let values = run(
         "ISETP.GE.AND P0, PT, R0, 0x20
          @P0 BRA consumer

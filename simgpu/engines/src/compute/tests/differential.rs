@@ -338,7 +338,7 @@ fn unmodelled_instructions_are_illegal_encodings() {
             }
         }
     }
-    // Try every instruction, including those with only their names in the tables.
+    // Try every instruction, including those for which the tables contain only a name.
     for _ in 0..200_000 {
         let word = bench.random.next() & !8;
         for word in [word, word & 0xffff_ffff | 8] {

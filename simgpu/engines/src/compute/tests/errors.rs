@@ -40,7 +40,7 @@ fn jumps_to_where_no_code_is() {
     let error = rig.run(".kernel k\nJMP 0x700000", 1, 1).expect_err("unmapped");
     let EngineError::ShaderFault(fault) = error else { panic!("{error}") };
     assert_eq!((fault.va.0, fault.write), (CODE + 0x70_0000, false));
-    // The stores run past the end of the mapping.
+    // Execution runs past the end of the mapped code.
     let mut rig = Rig::new(0);
     rig.page(CODE + 0x1000, 0);
     let words: Vec<u32> = [0x0000_1de4, 0x4000_0000].repeat(512);

@@ -83,7 +83,7 @@ fn sums_products_and_fused_to_the_nearest() {
 
 #[test]
 fn fused_rounds_once_where_doubles_would_round_twice() {
-    // 1 + 2^-24 + 2^-60 is just above the midpoint of two singles.
+    // 1 + 2^-24 + 2^-47 is just above the midpoint of two singles.
     let cases = [[0x3f80_0001, 0x3380_0000, 0x3f80_0000], [0x3f80_0000, 0x3380_0000, 0x3f80_0000]];
     let tiny = [[0x2d80_0000, 0x2180_0000, 0x0000_0001], [0x1f80_0001, 0x1f80_0001, 0x0080_0000]];
     check("FFMA R12, R4, R6, R8", &[cases, tiny].concat(), low, |[a, b, c]| {

@@ -123,7 +123,8 @@ fn lesser_and_greater_of_numbers_of_three_words() {
         let bits = random.next();
         if bits & 1 != 0 { bits } else { bits & 0x8000_0001_8000_0001 }
     });
-    // The lowest word of the first result is one word of c. That of the second result is the other word.
+    // The lowest word of the first operand is the lower word of c, and that of the second operand is the upper word of
+    // c.
     let code = |types: &str, select: &str| {
         format!(
             "IMNMX{types}.XHI RZ.CC, R5, R7, {select}

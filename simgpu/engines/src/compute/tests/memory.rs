@@ -1,4 +1,4 @@
-//! Tests of all kinds of memory.
+//! Tests accesses to all kinds of memory.
 
 use super::rig::{DATA, LOCAL, LOCAL_BYTES, Rig};
 use crate::engines::{EngineError, Progress};
@@ -138,7 +138,7 @@ fn local_memory_is_each_threads_own_on_many_workers() {
     let expected: Vec<u32> =
         (0..3840).map(|index| 16 * index + (0..16).map(|i| 4 * i).sum::<u32>() + index + 12).collect();
     assert_eq!(rig.read(DATA, 3840), expected);
-    // Each multiprocessor has its own part of local memory, and the host's scheduler determines which one runs a block.
+    // Each worker has its own part of local memory, and the host's scheduler determines which worker runs a block.
     let local = rig.read(LOCAL, (LOCAL_BYTES / 4) as usize);
     assert!(local.iter().any(|word| *word != 0), "local memory is at the address that the driver set");
     // Test negative addresses: a thread's local memory ends at 2^24.

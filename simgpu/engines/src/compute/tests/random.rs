@@ -11,7 +11,7 @@ fn word(random: &mut Random) -> u64 {
         if sm20::decode(word).is_ok() {
             break;
         }
-        // Reserved bits are usually zero, so favor zero bits.
+        // Reserved bits are usually zero, so favour zero bits.
         word = random.next() & random.next() | random.next() & 0xf800_0000_0000_000f;
     }
     word

@@ -16,7 +16,7 @@ pub(super) const BANK: u64 = 0x14_0000;
 pub(super) const LOCAL: u64 = 0x20_0000;
 pub(super) const LOCAL_BYTES: u64 = 0x10_0000;
 pub(super) const DATA: u64 = 0x40_0000;
-/// End of the mapping.
+/// End of the mapped virtual addresses.
 pub(super) const END: u64 = 0x80_0000;
 /// Offset of the first parameter in bank 0.
 const PARAMS: u64 = 0x20;
@@ -58,7 +58,7 @@ impl Rig {
         rig
     }
 
-    /// Sets a page table entry.
+    /// Sets the page table entry of address `va`.
     pub(super) fn page(&mut self, va: u64, pte: u64) {
         let entry = BusAddr::Vram(VramAddr(TABLE + va / 0x1000 * 8));
         self.memory.write(entry, &pte.to_le_bytes()).expect("table");
@@ -179,7 +179,7 @@ impl Rig {
 /// Input of one thread: a in R4, b in R6 and c in R8, each with its upper dword in the next register.
 pub(super) type Input = [u64; 3];
 
-/// Results of one thread: R12, R13, and the predicates and condition code as in `FLAGS`.
+/// Results of one thread: R12, R13, the predicates, and the condition code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Output {
     pub(super) low: u32,
@@ -260,8 +260,8 @@ impl Random {
     }
 }
 
-/// Returns all triples of edge values, followed by random triples. The third value is an edge value only if `edges` is
-/// true.
+/// Returns all triples of edge values, followed by random triples. If `triples` is false, the third value of the former
+/// is always the first edge value.
 pub(super) fn inputs(
     edges: &[u64],
     triples: bool,

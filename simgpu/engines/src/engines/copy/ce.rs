@@ -14,7 +14,7 @@ use crate::engines::{ContextState, Engine, EngineCx, EngineError, Progress, Stat
 use nvspec::addr::GpuVa;
 use nvspec::class::{ce90b5 as methods, id};
 
-/// Log2 of the row length in bytes of 16-byte-wide blocks.
+/// Log2 of the row length of 16-byte-wide blocks, in bytes.
 const NARROW_LOG2: u32 = 4;
 const WORDS: usize = (methods::QUERY_COUNTER / 4 + 1) as usize;
 
@@ -146,7 +146,7 @@ impl Registers {
             .filter_map(|method| methods::method_mask(method).map(|mask| (method, mask)))
     }
 
-    /// Serializes the state to a context image, without copies in progress.
+    /// Serializes the state to a context image, excluding copies in progress.
     pub(crate) fn to_words(&self) -> Vec<u32> {
         Self::stored().map(|(method, _)| self.word(method)).collect()
     }

@@ -1,4 +1,5 @@
-//! A copy in progress, which copies lines between surfaces, optionally remaps elements, and then runs the completion.
+//! A job of a copy engine or M2MF, which copies lines between surfaces, optionally remaps elements, and then runs the
+//! completion.
 //!
 //! Lines, and bytes within a line, are copied in ascending order. Overlapping copies are therefore well-defined: they
 //! read bytes that they have already written. GUESS: the hardware copies bursts in this order. Drivers do not issue
@@ -21,7 +22,7 @@ const ELEMENTS_AT_ONCE: usize = 64;
 /// Source of one byte of a destination element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
-    /// A byte of the source element.
+    /// The byte with this index in the source element.
     Source(u8),
     /// A constant.
     Constant(u8),
@@ -70,7 +71,7 @@ impl Completion {
         self.semaphore.is_none() && !self.interrupt
     }
 
-    /// Performs the actions.
+    /// Performs the completion's actions.
     ///
     /// # Errors
     /// Returns [`EngineError::Fault`] if the semaphore is not writable.
@@ -91,7 +92,7 @@ impl Completion {
 pub struct Job {
     source: Surface,
     target: Surface,
-    /// Length of a line in elements, or in bytes without a remap.
+    /// Length of a line in elements, or in bytes if nothing is remapped.
     line: u64,
     lines: u64,
     remap: Option<Remap>,
@@ -103,7 +104,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// Creates a job that copies `lines` lines of `line` elements each (bytes, without `remap`).
+    /// Creates a job that copies `lines` lines of `line` elements each (bytes, if `remap` is `None`).
     #[must_use]
     pub fn new(
         source: Surface,

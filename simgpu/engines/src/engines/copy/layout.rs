@@ -14,7 +14,7 @@ pub const GOB_WIDTH_LOG2: u32 = 6;
 /// A block-linear surface and the origin of its coordinates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Blocks {
-    /// Address of the first byte.
+    /// Address of the surface's first byte.
     pub base: GpuVa,
     /// Log2 of the row length of a block in bytes.
     pub width_log2: u32,
@@ -30,7 +30,7 @@ pub struct Blocks {
     pub x: u64,
     /// Y origin in rows.
     pub y: u64,
-    /// Slice index.
+    /// Z origin in slices.
     pub z: u64,
 }
 

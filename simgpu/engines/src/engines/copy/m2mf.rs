@@ -3,7 +3,7 @@
 //! | method group | here |
 //! |---|---|
 //! | copy, inline data, semaphore, interrupt | done |
-//! | render condition | always and never; conditions on memory are refused when the copy is launched |
+//! | render condition | always and never; conditions on memory are rejected when the copy is launched |
 //! | spare, firmware, instrumentation, performance trigger | stored, without effect |
 //! | notifier (0x104-0x10c), macros (0x114-0x124, 0x3400-), global condition (0x130-0x138) | illegal method |
 
@@ -17,7 +17,7 @@ use nvspec::class::{data_error, id, m2mf9039 as methods};
 const FIRST_METHOD: u32 = methods::NOP;
 const WORDS: usize = ((methods::TILING_POSITION_OUT_Y - FIRST_METHOD) / 4 + 1) as usize;
 
-/// M2MF.
+/// The M2MF engine.
 #[derive(Debug, Default)]
 pub struct M2mf {
     registers: Registers,

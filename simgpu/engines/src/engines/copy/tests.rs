@@ -32,8 +32,8 @@ struct Bench<E> {
     work: Work,
     /// Budget of a step in bytes.
     budget: u64,
-    /// True to switch channels: the state is saved and loaded between steps, and converted to and from a context image
-    /// between methods.
+    /// True if the test switches channels: the state is saved and loaded between steps, and converted to and from a
+    /// context image between methods.
     switch: bool,
 }
 

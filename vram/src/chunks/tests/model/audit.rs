@@ -88,8 +88,8 @@ impl Model {
         Ok(())
     }
 
-    /// Checks that nothing leaks, and that all promises can be kept at the same time, even if other VMs have used these
-    /// chunks.
+    /// Checks that nothing leaks, and that all promises can be kept at the same time, even if other VMs have used the
+    /// promised chunks.
     pub(super) fn collect(mut self) -> Result<(), TestCaseError> {
         while !self.flights.is_empty() {
             self.end(0, self.flights.len().is_multiple_of(2))?;

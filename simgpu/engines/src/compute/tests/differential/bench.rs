@@ -120,7 +120,7 @@ pub(super) const BANKS: u64 = DATA + 0x10_0000;
 pub(super) const PC: u32 = 0x1238;
 pub(super) const CLOCK_NS: u64 = 0x12_3456_789a;
 
-/// A warp (the second of a block) and its threads.
+/// A warp (the second of a block), and the memories and constants that it accesses.
 pub(super) struct Bench {
     pub(super) rig: Rig,
     pub(super) launch: Launch,
@@ -309,7 +309,7 @@ pub(super) fn value(random: &mut Random) -> u32 {
     match bits % 8 {
         0 | 1 => EDGES[(word % 32) as usize],
         2 => word >> (bits >> 8 & 31),
-        // Favor singles of similar magnitude, and angles.
+        // Favour singles of similar magnitude, and angles.
         3 | 4 => word & 0x80ff_ffff | 0x3f00_0000,
         5 => word & 0x8fff_ffff | 0x3800_0000,
         _ => word,

@@ -11,7 +11,7 @@ pub(super) const OPERATIONS: [&str; 18] = [
     "CONT", "LONGJMP", "BAR",
 ];
 
-/// A condition, given as a bit index into the thread's number.
+/// A condition: the index of a bit in the thread's number, which is true if the bit is set.
 type Bit = u32;
 
 #[derive(Clone, Debug)]
@@ -163,7 +163,7 @@ fn evaluate(body: &[Statement], x: &mut u32, tid: u32, functions: &[Vec<Statemen
     Next::On
 }
 
-/// Generates assembly. R10 contains the number, R0 the thread index, and R9 the result.
+/// Generates assembly. R10 contains the thread's number, R0 the thread index, and R9 the address of the result.
 struct Compiler {
     text: String,
     labels: usize,
@@ -184,7 +184,7 @@ impl Compiler {
         self.line(format_args!("LOP32I.AND R11, R10, {:#x}\nISETP.NE.AND P0, PT, R11, RZ", 1u32 << bit));
     }
 
-    /// Randomly chooses one of two equivalent forms, so that both are tested.
+    /// Chooses one of two equivalent forms by the number of labels generated so far, so that both are tested.
     fn either<'a>(&self, one: &'a str, other: &'a str) -> &'a str {
         if self.labels.is_multiple_of(2) { one } else { other }
     }
@@ -306,7 +306,7 @@ fn random_programs_follow_their_source() {
         assert_eq!(rig.read(DATA, 96), expected, "{functions:?}\n{source}");
         all += &source;
     }
-    // Skip labels. Each operation must be used at least once.
+    // Each operation must be used at least once. Labels do not match, because they end with a colon.
     let used = |name: &&str| all.split_whitespace().any(|word| word.trim_end_matches(".S") == *name);
     let unused: Vec<_> = OPERATIONS.iter().filter(|name| **name != "BAR" && !used(name)).collect();
     assert!(unused.is_empty(), "{unused:?}");
@@ -317,7 +317,8 @@ fn barriers_reduce_over_all_threads_of_a_block() {
     const ROUNDS: u32 = 9;
     for (threads, barrier) in [(1u32, 0), (32, 3), (70, 15), (256, 7)] {
         for operation in ["POPC", "AND", "OR"] {
-            // Test a rarely set bit for OR, and a usually set bit for AND, so that both results occur.
+            // Test a condition that is rarely true for OR, and one that is usually true for AND, so that both results
+            // occur.
             let mask = if operation == "POPC" { 0x100u32 } else { 0xff00 };
             let compare = if operation == "AND" { "NE" } else { "EQ" };
             let source = format!(

@@ -194,7 +194,7 @@ pub(super) fn execute(op: &Op, thread: &mut Thread, env: &Env<'_>) -> Result<(),
             let (from, to) = (format(from), format(to));
             let bits = match from.value(bits) {
                 value if integer && value.is_finite() => {
-                    // Handles conversions within a type: integers close to a float are exact in its type.
+                    // Round to an integer of the same type: the integers next to a float are exact in its type.
                     exact::convert(integral(value, rounding).to_bits(), DOUBLE, to, Rounding::Nearest)
                 }
                 _ => exact::convert(bits, from, to, rounding),
@@ -221,8 +221,8 @@ pub(super) fn execute(op: &Op, thread: &mut Thread, env: &Env<'_>) -> Result<(),
 /// Maximum MUFU error in ULPs: half a ULP, plus the error of the reference.
 const UNITS: f64 = 0.501;
 
-/// Returns true if `result` is within MUFU's permitted error for the argument. The reference uses repeated squaring,
-/// square roots and a series.
+/// Returns true if `result` is within MUFU's permitted error for the argument. The reference uses double-precision host
+/// arithmetic and series.
 pub(super) fn mufu_agrees(function: MultiFunction, argument: u64, saturate: bool, result: u32) -> bool {
     let x = SINGLE.value(SINGLE.flushed(argument));
     let double = |bits: u32| f64::from_bits(u64::from(bits) << 32);
@@ -261,7 +261,7 @@ pub(super) fn mufu_agrees(function: MultiFunction, argument: u64, saturate: bool
     (value - exact).abs() <= UNITS * unit + 1e-15
 }
 
-/// Returns the binary logarithm: the exponent, followed by the fraction bits, each found by squaring.
+/// Returns the binary logarithm: the exponent plus the logarithm of the fraction, which a series computes.
 fn logarithm(x: f64) -> f64 {
     if x.is_nan() || x < 0.0 {
         return f64::NAN;
@@ -271,7 +271,7 @@ fn logarithm(x: f64) -> f64 {
     }
     let exponent = (x.to_bits() >> 52) as i32 - 1023;
     let fraction = x / 2f64.powi(exponent);
-    // ln(f) = 2 artanh((f - 1) / (f + 1)). Center the fraction around 1: otherwise, adding the exponent would lose
+    // ln(f) = 2 artanh((f - 1) / (f + 1)). Centre the fraction on 1. Otherwise, adding the exponent would lose
     // precision for arguments just below 1.
     let (fraction, exponent) = if fraction > 1.5 { (fraction / 2.0, exponent + 1) } else { (fraction, exponent) };
     let t = (fraction - 1.0) / (fraction + 1.0);
@@ -279,7 +279,7 @@ fn logarithm(x: f64) -> f64 {
     f64::from(exponent) + 2.0 * t * series / std::f64::consts::LN_2
 }
 
-/// Returns 2^`x`: the integral part is a shift, and a series computes the rest.
+/// Returns 2^`x`: the nearest integer determines the exponent, and a series computes the rest.
 fn power_of_two(x: f64) -> f64 {
     if !(-200.0..=200.0).contains(&x) {
         return if x.is_nan() {
@@ -295,7 +295,7 @@ fn power_of_two(x: f64) -> f64 {
     (1..30).rev().fold(1.0, |sum, n| 1.0 + sum * rest / f64::from(n)) * 2f64.powi(whole as i32)
 }
 
-/// Returns the sine of a small argument.
+/// Returns the sine, which is accurate only for small arguments.
 fn sine(x: f64) -> f64 {
     if !x.is_finite() {
         return f64::NAN;

@@ -1,4 +1,4 @@
-//! Integer, logic and move instructions of one thread, computed with 128-bit integers and bit by bit.
+//! Integer, logic and move instructions of one thread, computed with 128-bit integers or bit by bit.
 
 use super::{Cc, Env, Thread};
 use sm20::{
@@ -58,8 +58,7 @@ fn sum(a: u32, b: u32, mode: AddMode, carry_in: Option<Cc>, saturate: bool) -> (
     (value, Cc { zero, carry, overflow: !range.contains(&whole), ..plain_cc(value) })
 }
 
-/// Evaluates a condition code test, either on two numbers whose difference set the condition code or on individual
-/// flags.
+/// Returns the result of a condition code test.
 pub(super) fn test(cc: Cc, test: CcTest) -> bool {
     let Cc { zero, sign, carry, overflow } = cc;
     // A NaN sets both the zero and the sign flag. A number never sets both flags.
@@ -160,7 +159,7 @@ pub(super) fn execute(op: &Op, thread: &mut Thread, env: &Env<'_>) -> Done {
                 Extended::Whole | Extended::High => own,
                 Extended::Middle | Extended::Low => upper.then(own),
             };
-            // Derive `less` and `equal` from the same ordering, so that the intermediate flags can be derived.
+            // The intermediate flags require `less` and `equal` to describe the same ordering.
             let (less, equal) = (order.is_lt(), order.is_eq());
             let value = if less == least { a } else { b };
             let cc = match extended {

@@ -1,4 +1,4 @@
-//! Memory instructions on byte arrays with the same contents, executed one thread at a time.
+//! Memory instructions on byte arrays with the same contents as the warp's memory, executed one thread at a time.
 
 use super::exact::{self, SINGLE};
 use super::{Bench, Thread};
@@ -54,7 +54,7 @@ enum Space {
     Constant,
 }
 
-/// Contents of all memory.
+/// Contents of global, shared, and local memory.
 struct Bytes {
     global: Vec<u8>,
     shared: Vec<u8>,
@@ -298,7 +298,7 @@ fn exchange(thread: &Thread, a: Register, c: Register, operation: AtomicOp, kind
     old
 }
 
-/// Replaces an instruction's targets with valid ones.
+/// Replaces the bank of an LDC instruction with a valid one.
 fn possible(instruction: Instruction) -> Instruction {
     let op = match instruction.op {
         Op::Ldc { dst, bank, base, offset, width } => {

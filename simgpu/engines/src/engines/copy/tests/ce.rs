@@ -11,8 +11,8 @@ fn address(high: u32, va: u64) -> [(u32, u32); 2] {
     [(high, (va >> 32) as u32), (high + 4, va as u32)]
 }
 
-/// Appends the source methods if `source` is true, or the destination methods otherwise. Returns the corresponding EXEC
-/// bit.
+/// Appends the source methods if `source` is true, or the destination methods otherwise. Returns the EXEC bit for a
+/// pitch-linear side, or 0 for a block-linear side.
 fn describe(source: bool, side: &Side, start: u64, methods: &mut Vec<(u32, u32)>) -> u32 {
     let (high, pitch_method, tiling, bit) =
         if source { (0x30c, 0x31c, 0x200, 0x10) } else { (0x314, 0x320, 0x220, 0x100) };

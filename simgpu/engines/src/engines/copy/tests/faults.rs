@@ -213,7 +213,7 @@ fn reserved_bits_of_the_copy_engine_are_refused() {
     }
 }
 
-/// Sends random dwords. The result must be an error or a copy that terminates.
+/// Sends random methods with random data to both engines. Each method must fail, or its copy must terminate.
 mod fuzz {
     use super::*;
     use proptest::prelude::*;

@@ -17,8 +17,8 @@ fn blocks(size: [u64; 3], log2: [u32; 3]) -> Blocks {
     }
 }
 
-/// Compares the addresses of a surface of 128 bytes by 24 rows, with blocks that are two GOBs high, with addresses
-/// computed by hand.
+/// Compares the addresses of a surface of 128 bytes by 24 rows, whose blocks are two GOBs high, with addresses computed
+/// by hand.
 #[test]
 fn known_addresses_of_a_small_surface() {
     let surface = Surface::Blocks(Blocks { base: GpuVa(0x1_0000), ..blocks([128, 24, 1], [6, 4, 0]) });
@@ -39,7 +39,7 @@ fn known_addresses_of_a_small_surface() {
     assert_eq!(surface.locate(70, 3).1, 58, "bytes to the end of the GOB row");
 }
 
-/// Tests two slices of a block with 64 bytes, 8 rows and 2 slices.
+/// Tests the four slices of a surface with blocks of 64 bytes by 8 rows by 2 slices.
 #[test]
 fn known_addresses_of_slices() {
     let at = |z| Surface::Blocks(Blocks { z, ..blocks([64, 16, 4], [6, 3, 1]) }).locate(0, 8).0.0;
