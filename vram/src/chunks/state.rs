@@ -140,7 +140,12 @@ impl ChunkState {
                 | (Self::NeedsScrub, Self::Scrubbing | Self::Arriving(_))
                 | (Self::Scrubbing, Self::Free)
                 | (
-                    Self::NeedsScrub | Self::Scrubbing | Self::Mediator | Self::Arriving(_) | Self::Vm { .. },
+                    Self::Free
+                        | Self::NeedsScrub
+                        | Self::Scrubbing
+                        | Self::Mediator
+                        | Self::Arriving(_)
+                        | Self::Vm { .. },
                     Self::Quarantined
                 )
         )

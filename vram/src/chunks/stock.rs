@@ -149,13 +149,17 @@ impl Stock {
         self.quarantined
     }
 
-    /// Permanently excludes a unit from use: immediately if it waits to be scrubbed, or otherwise after it has lost its
-    /// owner or has been scrubbed.
+    /// Permanently excludes a unit from use: immediately if it is free or waits to be scrubbed, or otherwise after it has
+    /// lost its owner or has been scrubbed.
     pub(super) fn quarantine(&mut self, number: u32) {
         match self.state(number) {
             ChunkState::Quarantined => {}
             ChunkState::NeedsScrub => {
                 self.to_scrub.retain(|waiting| *waiting != number);
+                self.condemn(number);
+            }
+            ChunkState::Free if number < self.end() => {
+                self.free.remove(&number);
                 self.condemn(number);
             }
             _ => drop(self.condemned.insert(number)),

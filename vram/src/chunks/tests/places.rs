@@ -254,6 +254,23 @@ fn quarantined_chunk_is_not_reused_after_owner_loses_it() {
 }
 
 #[test]
+fn quarantined_chunk_that_was_just_scrubbed_gets_no_owner() {
+    let mut table = swapping(2, Limits::default());
+    table.unplace_all(VM);
+    scrub_all(&mut table);
+    let free = table.summary().free;
+    // The card's TLBs may still contain a translation to this chunk.
+    table.quarantine(on_card(0));
+    let summary = table.summary();
+    assert_eq!((summary.quarantined, summary.free), (1, free - 1));
+    table.place(VM, GuestVramAddr(0)).unwrap();
+    assert_eq!(at(&table, 0), Lookup::Placed(on_card(CHUNK)));
+    table.unplace_all(VM);
+    scrub_all(&mut table);
+    assert_eq!(table.summary().free, free - 1);
+}
+
+#[test]
 fn move_overwrites_chunk_that_waits_to_be_scrubbed() {
     let mut table = swapping(8, Limits::default());
     table.unplace(VM, GuestVramAddr(0)).unwrap();
