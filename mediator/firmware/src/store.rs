@@ -156,19 +156,23 @@ impl Store {
         let mut entry = self.find(prefix)?;
         let mut approved = self.approvals()?;
         approved.insert(entry.falcon, entry.digest.to_string());
-        let lines: String = approved.iter().map(|(falcon, digest)| format!("{falcon} {digest}\n")).collect();
-        self.write(APPROVED, lines.as_bytes())?;
+        self.write_approvals(&approved)?;
         entry.approved = true;
         Ok(entry)
     }
 
-    /// Removes the image whose digest starts with `prefix`. An approval of this image has no effect until the same
-    /// image is added again.
+    /// Removes the image whose digest starts with `prefix`, and revokes its approval. If a guest provides the image
+    /// again, it is a candidate.
     ///
     /// # Errors
     /// Returns a [`StoreError`] if the image cannot be removed.
     pub fn remove(&self, prefix: &str) -> Result<Entry, StoreError> {
         let entry = self.find(prefix)?;
+        if entry.approved {
+            let mut approved = self.approvals()?;
+            approved.remove(&entry.falcon);
+            self.write_approvals(&approved)?;
+        }
         let path = self.0.join(format!("{}{SUFFIX}", entry.digest));
         std::fs::remove_file(&path).map_err(|error| StoreError::File { path, error })?;
         Ok(entry)
@@ -219,6 +223,11 @@ impl Store {
             plain.then(|| (falcon, digest.to_owned()))
         };
         Ok(text.lines().filter_map(line).collect())
+    }
+
+    fn write_approvals(&self, approved: &BTreeMap<Falcon, String>) -> Result<(), StoreError> {
+        let lines: String = approved.iter().map(|(falcon, digest)| format!("{falcon} {digest}\n")).collect();
+        self.write(APPROVED, lines.as_bytes())
     }
 
     fn files(&self) -> Result<Vec<PathBuf>, StoreError> {
@@ -309,6 +318,10 @@ mod tests {
         store.remove(&numbered(7).digest().to_string()).unwrap();
         let missing = store.approved().unwrap().unwrap_err();
         assert!(missing.to_string().contains("for fecs;"), "{missing}");
+        // A guest that provides the removed image again does not restore its approval.
+        assert!(store.add(&numbered(7)).unwrap());
+        assert!(store.approved().unwrap().is_err());
+        assert_eq!(approved(&store.list().unwrap()), 3);
     }
 
     #[test]
