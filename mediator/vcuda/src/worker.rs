@@ -88,20 +88,29 @@ pub struct ProgramLauncher {
     pub options: WorkerOptions,
 }
 
-/// Copies a worker's first messages to the log. Their number is limited, because a guest may control the worker.
-fn relay(pid: u32, messages: impl Read) {
-    let mut reader = BufReader::new(messages.take(MAX_LOGGED_BYTES));
+/// Copies a worker's first messages to the log, and returns their size in bytes. Their size is limited, because a guest
+/// may control the worker. The worker's later writes must not fail, so further messages are read and dropped.
+fn relay(pid: u32, messages: impl Read) -> u64 {
+    let mut reader = BufReader::new(messages);
+    let mut logged = 0;
     for _ in 0..MAX_LOGGED_LINES {
-        let mut line = Vec::new();
-        match reader.by_ref().take(MAX_LINE_BYTES).read_until(b'\n', &mut line) {
-            Ok(0) | Err(_) => return,
-            Ok(_) => {
+        let (mut line, left) = (Vec::new(), MAX_LOGGED_BYTES - logged);
+        if left == 0 {
+            break;
+        }
+        match reader.by_ref().take(MAX_LINE_BYTES.min(left)).read_until(b'\n', &mut line) {
+            Ok(0) | Err(_) => return logged,
+            Ok(bytes) => {
+                logged += bytes as u64;
                 let line = String::from_utf8_lossy(&line);
                 tracing::info!(worker = pid, text = ?line.trim_end(), "a worker reports");
             }
         }
     }
     tracing::info!(worker = pid, "further messages of this worker are not logged");
+    // If reading fails, the worker's writes fail as well.
+    let _ = io::copy(&mut reader, &mut io::sink());
+    logged
 }
 
 impl Launcher for ProgramLauncher {
@@ -363,10 +372,12 @@ mod tests {
 
     #[test]
     fn messages_of_a_worker_are_bounded_and_lines_are_cut() {
-        let mut endless = std::io::repeat(b'x');
-        relay(1, &mut endless);
-        let mut lines = std::io::Cursor::new(b"a\nb\n".repeat(1000));
-        relay(1, &mut lines);
-        assert!(lines.position() <= MAX_LOGGED_BYTES, "reads no more than the log limit");
+        let mut long = io::repeat(b'x').take(1 << 20);
+        assert_eq!(relay(1, &mut long), MAX_LOGGED_BYTES);
+        assert_eq!(long.limit(), 0, "the worker's last write failed");
+        let mut lines = io::Cursor::new(b"a\nb\n".repeat(10_000));
+        assert_eq!(relay(1, &mut lines), 2 * MAX_LOGGED_LINES as u64);
+        assert_eq!(lines.position(), 40_000, "the worker's last write failed");
+        assert_eq!(relay(1, io::Cursor::new(b"a\n")), 2);
     }
 }
