@@ -82,6 +82,8 @@ impl Daemon {
             self.tune_cuda(cuda, &Map::new(), patch, expected)?;
         } else {
             let _one_at_a_time = self.tuning.lock();
+            // A card that is passed through has no memory settings.
+            self.memory(card)?;
             self.tune_memory(card, patch, expected)?;
         }
         self.keep()?;

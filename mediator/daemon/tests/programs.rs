@@ -38,6 +38,19 @@ fn daemon_reports_ready_serves_and_exits_on_term_or_int() {
 }
 
 #[test]
+fn memory_settings_of_a_passed_through_card_do_not_change() {
+    let place = Place::new(&format!("{CARD}{WIRED}"));
+    let running = place.start(&mut place.daemon());
+    let refused = place.ctl(&["memory", "set", "card0", "--victims", "clock"]);
+    assert!(!refused.status.success(), "{}", text(&refused.stdout));
+    assert!(place.ctl(&["vm", "remove", "p"]).status.success());
+    let shown = place.ctl(&["--output", "json", "memory", "show", "card0"]);
+    let shown: serde_json::Value = serde_json::from_slice(&shown.stdout).unwrap();
+    assert_eq!(shown["settings"]["victims"], "random", "{shown}");
+    running.end(Signal::TERM);
+}
+
+#[test]
 fn vms_come_and_go_while_another_is_connected() {
     let place = Place::new(&format!("{CARD}[[card]]\nname = \"card1\"\nkind = \"simgpu\"\nvram_mib = 64\n{WIRED}"));
     let running = place.start(&mut place.daemon());
