@@ -138,8 +138,8 @@ impl Channels {
         }
     }
 
-    /// Returns true if a physical channel waits for a semaphore on the card, where it may block the method unit for
-    /// other channels.
+    /// Returns true if a physical channel occupies the card while it waits for a semaphore. It may then block the
+    /// method unit for other channels.
     #[must_use]
     pub fn holds(&self, host: &mut impl Host, physical: ChannelId) -> bool {
         let both = pfifo::CHANNEL_STATE::ACQUIRE_PENDING.mask() | pfifo::CHANNEL_STATE::LOADED.mask();

@@ -1,7 +1,7 @@
 //! A Xen host in an emulated machine: domain 0 with the daemon and a software card, and HVM domains with its vGPUs.
 //!
-//! Each domain has a serial line to this process. Domain 0 has the machine's second line, and the other domains have
-//! the lines of a PCI card.
+//! Each domain has a serial line to this process. Domain 0 uses the machine's second serial port, and the other domains
+//! use the ports of a PCI serial card.
 
 mod boot;
 

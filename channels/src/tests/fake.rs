@@ -312,7 +312,7 @@ pub(crate) struct Guest {
     words: BTreeMap<u64, [u8; 4]>,
     /// Ring entries that differ from the default in [`Self::entry`].
     pub(crate) entries: BTreeMap<u64, u64>,
-    /// Virtual page addresses without a mapping.
+    /// Numbers of unmapped virtual pages: their addresses divided by 4096.
     pub(crate) unmapped: BTreeSet<u64>,
 }
 

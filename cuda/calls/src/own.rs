@@ -58,7 +58,7 @@ pub const COPY_INLINE: u16 = FIRST + 6;
 pub const COPY_IN: u16 = FIRST + 7;
 /// Copies from the card to a staging buffer: buffer, address, size, stream. The worker replies on completion.
 pub const COPY_OUT: u16 = FIRST + 8;
-/// Sends the next part of an image: 1 if the part begins an image, or 0; its size in bytes; the words of the part.
+/// Sends the next part of an image: 1 for the first part, or 0; the part's size in bytes; the part's words.
 pub const IMAGE_PART: u16 = FIRST + 9;
 /// Maps a pinned blob and registers it with the card: blob, address, size, flags. The worker replies.
 pub const PIN: u16 = FIRST + 10;

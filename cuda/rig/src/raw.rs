@@ -41,7 +41,7 @@ pub enum Reply {
     Silence,
     /// The library's reply: `Quiet`, all chunks redirected, or `Stopped`.
     Honest,
-    /// A declining reply: `Busy`, no chunk redirected, or `Stopped` with waiting work.
+    /// A reply that declines the order (`Busy`, or no chunk redirected), or `Stopped` with waiting work.
     Declined,
 }
 

@@ -243,7 +243,7 @@ fn unresponsive_program_is_suspended_and_frees_memory() {
     let of = |key: &str| view["tenants"][0][key].as_u64().expect("a number");
     assert_eq!((of("suspended"), of("killed")), (1, 0), "{view}");
     assert_eq!(chunks(&view, 0), 0, "no memory of it is left: {view}");
-    // The descriptors that the library keeps for the next owner keep its chunks allocated until the process exits.
+    // The library keeps descriptors for the next owner, so the process's chunks stay allocated until the process exits.
     mute.kill();
     rig.until_free();
 }

@@ -99,7 +99,7 @@ impl Export {
     }
 }
 
-/// Returns the desired state in a file.
+/// Reads the desired state from a file, or from standard input if the path is `-`.
 fn desired(path: &Path) -> Result<Desired, ClientError> {
     let unreadable = |what: String| ClientError::Desired { path: path.to_owned(), what };
     let mut text = String::new();

@@ -533,7 +533,7 @@ impl Core {
     }
 }
 
-/// Removes and returns the waits of a context whose words have reached their values.
+/// Removes and returns a context's completed waits: those whose word has reached the awaited value.
 fn reached(context: &mut Context, words: &dyn Words) -> impl Iterator<Item = Wait> {
     context.waits.extract_if(.., |wait| words.load(wait.word) >= wait.value)
 }

@@ -59,7 +59,7 @@ fn attempt(attacker: &Vm, hole: u32, more: &str) -> Result<(String, bool)> {
     Ok((line.clone(), held && output.code == 0))
 }
 
-/// Tries holes while another guest copies and verifies.
+/// Tries the holes in one guest while another guest copies memory and verifies the copies.
 fn beside_a_neighbour(name: &str, holes: &[RangeInclusive<u32>]) -> Result<()> {
     let offered = "paravirtual = { offered = true, group = \"a\" }\n";
     // Trap every access of the attacker.

@@ -513,7 +513,7 @@ fn captures_that_need_each_other_are_found_in_few_searches() {
     let other = object(Kind::Stream, 2);
     program.create("cuStreamCreate", other, &[0]);
     let captured = Outcome { is_captured: true, captures: 1, ..NONE };
-    // The capture that ends last in each pair launches the graph from the last capture of the previous pair.
+    // In each pair, the capture that ends last launches the graph of the capture that ended first in the previous pair.
     let mut last = None;
     for number in 1..100 {
         let [first, second] = [2 * number, 2 * number + 1].map(|number| object(Kind::Graph, number));

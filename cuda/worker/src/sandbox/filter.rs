@@ -263,7 +263,7 @@ fn allowed(addresses: Addresses) -> Result<Rules, BackendError> {
     Ok(rules)
 }
 
-/// Returns a rule that matches the creation of a process. The filter of rejected calls determines its result.
+/// Returns a rule that matches the creation of a process, which the filter from [`refused`] makes fail with `EPERM`.
 fn process_clone() -> Result<SeccompRule, BackendError> {
     rule(&[(0, SeccompCmpOp::MaskedEq(libc::CLONE_THREAD as u64), 0)])
 }

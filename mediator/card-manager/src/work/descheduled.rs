@@ -3,8 +3,8 @@
 //! There are two kinds. A channel of the first kind was stopped, by its guest or because memory moves, and has left the
 //! card. It resumes when it may run again. A channel of the second kind waits for a semaphore, and *rests* while other
 //! channels have work. It rests because its acquire may repeatedly block the method fetch unit for a whole time slice,
-//! or because its VM has used up its [hops](WakeAllowance) for work between waits. Periodically, one resting channel
-//! may poll its semaphore again, as a submission does in its slice. If the card has no other work, no channel rests.
+//! or because its VM has used up its [hops](WakeAllowance) for work between waits. Periodically, one resting channel is
+//! queued for a slice, in which it polls its semaphore again. If the card has no other work, no channel rests.
 
 use nvspec::fifo::ChannelId;
 use sched::Nanos;

@@ -25,7 +25,7 @@ const COPY: u64 = 350 * US;
 const COPY_BATCH: u64 = 60 * US;
 /// Time to unmap a chunk in a program.
 const UNMAP: u64 = 35 * US;
-/// Time to map a card chunk in a program at the same addresses.
+/// Time to map a relocated chunk on the card in a program, at the chunk's old addresses.
 const MAP: u64 = 70 * US;
 /// Time to receive a message from the owner and to reply to it.
 const WORD: u64 = 50 * US;

@@ -23,7 +23,7 @@ struct First {
     used: u64,
 }
 
-/// `nvmlProcessInfo_v2_t`, which version 3 of the function also uses.
+/// `nvmlProcessInfo_v2_t`, which versions 2 and 3 of the list functions use.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 struct Second {
