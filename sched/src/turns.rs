@@ -422,7 +422,8 @@ impl Turns {
         member.paused = paused;
         if !paused {
             if member.wants && member.queued.is_none() && member.slice.is_none() {
-                self.roll_all(now);
+                // Do not start new slices of the holders. Otherwise, a tenant that is paused more often than slices end
+                // would never get a turn.
                 self.queue(tenant, now);
             }
             return;

@@ -146,11 +146,13 @@ impl GangTurns {
         }
     }
 
-    /// Records that the card's accounts have selected a tenant.
+    /// Records that the card's accounts have selected a tenant, and reports this to the gang's home. Homes thus receive
+    /// the offers of a card in the order in which its accounts have selected the gangs.
     pub(super) fn offered(&mut self, tenant: TenantId) {
-        let found = self.members.values_mut().find(|member| member.tenant == tenant);
-        if let Some(member) = found.filter(|member| member.stage == Stage::Queued) {
+        let found = self.members.iter_mut().find(|(_, member)| member.tenant == tenant);
+        if let Some((&gang, member)) = found.filter(|(_, member)| member.stage == Stage::Queued) {
             member.stage = Stage::Offered;
+            self.report(gang, false);
         }
     }
 
@@ -223,13 +225,18 @@ impl GangTurns {
     pub(super) fn pause_member(&mut self, gang: GangId, paused: bool, now: Nanos) {
         let Some(member) = self.members.get_mut(&gang).filter(|member| member.paused != paused) else { return };
         member.paused = paused;
-        let (tenant, competes) = (member.tenant, member.competes);
+        let tenant = member.tenant;
         if paused {
             self.stop(gang, now);
             self.withdraw(gang, now);
         }
         self.turns.pause(tenant, paused, now);
-        if !paused && competes {
+        let Some(member) = self.members.get_mut(&gang).filter(|member| member.stage == Stage::Idle) else { return };
+        if paused && member.competes {
+            // A gang that has competed before a pause is queued again when the pause ends, without new slices of others.
+            member.stage = Stage::Queued;
+            self.turns.wants(tenant, now);
+        } else if !paused {
             self.compete(gang, now);
         }
     }

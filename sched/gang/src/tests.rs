@@ -157,6 +157,48 @@ fn lost_card_takes_only_its_gangs_out() {
 }
 
 #[test]
+fn gang_resumed_before_its_work_ended_makes_progress() {
+    for card in [0, 1] {
+        let tenants = [Tenant::flood(&[0, 1], 100, MS), Tenant::flood(&[0, 1], 100, MS)];
+        let mut world = quick(2, &tenants);
+        for round in 0..40 {
+            world.run(100 * MS + round * STEP, STEP);
+            let now = sched::Nanos(world.now);
+            // The owner of a card pauses the tenants whose memory does not fit, and then resumes the first one.
+            for paused in [true, false] {
+                world.card(card).pause(id(0), paused, now);
+            }
+            world.follow(card);
+        }
+        let total = world.work(0) + world.work(1);
+        for number in [0, 1] {
+            assert!(world.work(number) > 0.3 * total, "gang {number}: {} of {total} ns", world.work(number));
+            assert!(world.gap(number) < 200 * MS, "gang {number} waited {} ns", world.gap(number));
+        }
+    }
+}
+
+#[test]
+fn tenants_paused_more_often_than_slices_end_keep_shares() {
+    for (cards, other) in [(vec![0], vec![0]), (vec![0, 1], vec![0, 1]), (vec![0, 1], vec![0])] {
+        for interval in [3 * MS, 10 * MS, 16 * MS, 40 * MS] {
+            let tenants = [Tenant::flood(&cards, 100, MS), Tenant::flood(&other, 100, MS)];
+            let mut world = quick(2, &tenants);
+            for _ in 0..1000 * MS / interval {
+                world.run(interval, STEP);
+                let now = sched::Nanos(world.now);
+                for paused in [true, false] {
+                    world.card(0).pause(id(0), paused, now);
+                }
+                world.follow(0);
+            }
+            let part = part(&world, 0, &[0, 1]);
+            assert!((0.45..0.55).contains(&part), "cards {cards:?}, every {interval} ns: {part} for the paused tenant");
+        }
+    }
+}
+
+#[test]
 fn gang_paused_on_one_card_leaves_all_its_cards() {
     let tenants = [Tenant::flood(&[0, 1], 100, MS), Tenant::flood(&[0], 100, MS), Tenant::flood(&[1], 100, MS)];
     let mut world = quick(2, &tenants);
