@@ -11,8 +11,8 @@
 //! memory grows less, the tenant is a suspect for some polls. If NVML then reports used memory without a process, the
 //! suspects are charged for it, up to the size of their missing memory. The charge remains until the memory is free,
 //! even after their programs have exited. Two kinds of releases are less certain: those of an exiting program, which
-//! releases its memory shortly after its connection, and those of other kinds of memory, which are not measured. For
-//! these, a tenant is charged only for the part that cannot be another tenant's missing memory.
+//! closes its connection shortly before it releases its memory, and those of other kinds of memory, which are not
+//! measured. For these, a tenant is charged only for the part that cannot be another tenant's missing memory.
 
 use std::collections::BTreeMap;
 
