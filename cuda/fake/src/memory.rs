@@ -404,7 +404,7 @@ pub struct Found {
     pub range: (u64, u64),
     /// Memory that backs the allocation.
     pub tier: Tier,
-    /// Access rights of the card.
+    /// Combined access of all devices, as `CUmemAccess_flags`.
     pub access: i32,
     /// Number of the allocation.
     pub id: u64,
