@@ -116,8 +116,8 @@ impl Driver {
     /// Prepares a claim.
     ///
     /// # Errors
-    /// Returns an error if the claim cannot be prepared. The message appears in the events of the claim's pod. If a
-    /// claim that was not yet prepared fails, its shares are removed.
+    /// Returns an error if the claim cannot be prepared. The message appears in the events of the claim's pod. If the
+    /// preparation of a new claim fails, its shares are removed.
     pub async fn prepare(&self, claim: &Named) -> Result<Vec<Prepared>, String> {
         let mut store = self.store.lock().await;
         let done = self.prepare_with(&mut store, claim).await;
