@@ -310,7 +310,7 @@ impl Balancer {
         let advertised = table.vm_bytes(vm).unwrap_or(0).div_ceil(table.chunk_bytes()) as u32;
         let new = || Known { advertised, hints: Hints::new(advertised), pins: BTreeSet::new() };
         let known = self.known.entry(vm).or_insert_with(new);
-        // Another VM has reused the number.
+        // Another VM has reused the number, or the VM has grown.
         if known.advertised != advertised {
             *known = new();
         }

@@ -112,7 +112,7 @@ impl PagePool {
         Ok(Block { address: VramAddr(start), zeroed: self.soil(start, PAGE_BYTES << order) })
     }
 
-    /// Frees a block from [`Self::alloc`].
+    /// Frees a block from [`Self::alloc`] or [`Self::alloc_block`].
     ///
     /// # Panics
     /// Panics if `address` is not an allocation of this pool.

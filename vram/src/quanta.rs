@@ -87,8 +87,8 @@ pub struct QuantaConfig {
 }
 
 impl Default for QuantaConfig {
-    /// Returns a window of 1 s, a threshold of a fifth of the bandwidth, and quanta of ten times the copy time, but at
-    /// least 100 ms and at most 30 s (as in the thesis).
+    /// Returns settings with a window of 1 s, a threshold of a fifth of the bandwidth, and quanta of ten times the copy
+    /// time, but at least 100 ms and at most 30 s (as in the thesis).
     fn default() -> Self {
         Self {
             mode: Mode::default(),
@@ -460,7 +460,7 @@ impl Quanta {
         Some(Change::On(turn))
     }
 
-    /// Returns the member that has waited longest for a quantum. Before every second quantum, a member to which another
+    /// Returns the member that has waited longest for a quantum. At most every second time, a member to which another
     /// card has given a quantum goes first if it has waited on this card since before the last quantum. Otherwise, its
     /// quantum on the other card could end before its turn.
     fn longest_waiting(

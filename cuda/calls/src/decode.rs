@@ -239,7 +239,8 @@ fn count_of(reader: &mut Reader<'_>, index: u8, counts: &mut [Option<(u8, u64)>]
 /// Decodes a call's arguments from its message.
 ///
 /// # Errors
-/// Returns an error if the message is malformed or refers to an object that does not exist.
+/// Returns an error if the message is malformed, or if the call must fail, for example because an object does not
+/// exist.
 pub fn decode(call: &Call, words: &[u64], handles: &dyn Handles, arena: &mut Arena) -> Result<Prepared, Fault> {
     arena.used = 0;
     let mut reader = Reader(words);

@@ -69,7 +69,7 @@ const KINDS: [Kind; 15] = [
     Kind::Gpu,
 ];
 
-/// First handle value. Handles are addresses in pages that the guest library keeps inaccessible.
+/// Start of the address range for handles. Handles are addresses in pages that the guest library keeps inaccessible.
 pub const FIRST_HANDLE: u64 = 0x1f00_0000_0000;
 
 /// Number of low bits of a handle that contain the object's number. The bits above contain the kind.

@@ -60,7 +60,7 @@ pub const COPY_IN: u16 = FIRST + 7;
 pub const COPY_OUT: u16 = FIRST + 8;
 /// Sends the next part of an image: 1 for the first part, or 0; the part's size in bytes; the part's words.
 pub const IMAGE_PART: u16 = FIRST + 9;
-/// Maps a pinned blob and registers it with the card: blob, address, size, flags. The worker replies.
+/// Maps a pinned blob and registers it with the card: blob, address. The worker replies.
 pub const PIN: u16 = FIRST + 10;
 /// Reverts [`PIN`]: blob. The worker replies.
 pub const UNPIN: u16 = FIRST + 11;

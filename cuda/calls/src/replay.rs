@@ -1,7 +1,8 @@
 //! Defines how each call is handled when a program continues in another worker, which replays some of the calls.
 //!
-//! The handling of calls that create or destroy an object with a handle follows from their description. `RULES` defines
-//! it for the other calls. A test fails if a call has no defined handling, so that a new call is not forgotten.
+//! The handling of calls that create or destroy an object with a handle follows from their description. `RULES`, `WORK`
+//! and `NOTHING` define it for the other calls. A test fails if a call has no defined handling, so that a new call is
+//! not forgotten.
 
 use crate::describe::{Arg, Call, Kind, Treatment};
 use crate::own;
@@ -252,7 +253,7 @@ pub fn replay(call: &Call) -> Option<Replay> {
 /// Returns how a message of [`own`] is replayed. `edit` is the message's first word.
 pub fn replay_own(op: u16, edit: Option<u64>) -> Option<Replay> {
     Some(match (op, edit) {
-        // A new worker receives its own start message, image and staging blob.
+        // A new worker is started separately, and each step of a replay contains its image.
         (own::START | own::IMAGE_PART, _) => Replay::Nothing,
         (own::WAIT_STREAM | own::WAIT_EVENT | own::WAIT_CONTEXT, _) => Replay::Nothing,
         (own::MAX_CLUSTERS | own::FUNCTION_NAME, _) => Replay::Nothing,

@@ -190,7 +190,7 @@ pub struct Tenant {
     /// Name of a group of tenants whose programs can use the card concurrently.
     #[serde(default)]
     pub share_group: Option<String>,
-    /// Sharing mode of the group.
+    /// Sharing mode that the tenant accepts.
     #[serde(default)]
     pub sharing: Sharing,
     /// The tenant's cards, if it has more than one.
@@ -276,9 +276,9 @@ pub enum Answer {
     },
     /// The request has completed.
     Done,
-    /// The request failed, and the state is unchanged.
+    /// The request failed. Contains the reason. Except after [`Request::Leave`], the state is unchanged.
     Failed(String),
-    /// Other tenants' memory must be evicted first. Repeat the request later.
+    /// The request cannot complete yet. Contains the reason. Repeat the request later.
     Moving(String),
     /// The request completes when these processes have exited.
     Leaving(Vec<u32>),
@@ -309,8 +309,8 @@ pub struct ArrivalTimes {
     pub checkpoint_us: u64,
     /// Time that the driver took to restore the process on this card.
     pub restore_us: u64,
-    /// Time from the process's connection until the owner had mapped the process's chunks and the driver had restored
-    /// the process.
+    /// Time from the process's request to be moved until the owner had mapped the process's chunks and the driver had
+    /// restored the process.
     pub arrive_us: u64,
     /// Number of the process's chunks.
     pub chunks: u64,
@@ -486,7 +486,7 @@ pub enum Action {
     KillFailed(GivenUp),
     /// A program was suspended.
     Suspended(GivenUp),
-    /// A turn exceeded its limit. Contains the number of such turns.
+    /// A program's work exceeded a limit. Contains the tenant's number of strikes.
     Struck(u32),
     /// The tenant gets no turns until it is released.
     Quarantined,

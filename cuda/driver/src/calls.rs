@@ -336,7 +336,8 @@ fn address_to_request(bytes: usize, align: usize) -> Address {
 /// Minimum alignment of requested addresses, in bytes.
 const GRANULE: u64 = 2 << 20;
 
-/// Reserves addresses, within the range in [`ADDRESSES_VARIABLE`] if it is set. Returns the driver's result.
+/// Reserves addresses. Requests addresses in the range in [`ADDRESSES_VARIABLE`] if it is set and not exhausted.
+/// Returns the driver's result.
 pub fn reserve_addresses(base: &mut Address, bytes: usize, align: usize) -> c_int {
     // SAFETY: the pointer is valid.
     unsafe { mem_address_reserve(base, bytes, align, address_to_request(bytes, align), 0) }

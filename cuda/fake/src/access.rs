@@ -35,7 +35,7 @@ pub fn check(at: u64) {
             eprintln!("fake libcuda: work of device {device} uses {at:#x}, to which it has no access");
             std::process::abort();
         }
-        // The address is in host memory.
+        // No allocation is mapped at the address, so it is in host memory.
         None => {}
     }
 }

@@ -187,7 +187,7 @@ pub fn unimportable_after() -> Option<Duration> {
     Some(Duration::from_millis(text.trim().parse().unwrap_or(0)))
 }
 
-/// Waits for lost cards when the process exits, if it has the name in the file `exit-waits`.
+/// Delays the exit of this process by 300 s if it has lost a card whose file `exit-waits` contains the process's name.
 extern "C" fn wait_for_lost_cards() {
     let own = fs::read_to_string("/proc/self/comm").unwrap_or_default();
     let waits = |card: &&Card| {
@@ -326,7 +326,7 @@ impl Card {
         self.engine.get_or_init(|| Engine::open(&self.folder, identity())).as_ref()
     }
 
-    /// Returns the processes whose kernels currently occupy the card.
+    /// Returns the processes whose kernels occupy the card or have recently done so.
     pub fn occupants(&self) -> Vec<u32> {
         let of_it = |name: &str| engine::is_used_by(&self.folder, name);
         let _turn = self.turn("entering");
@@ -334,7 +334,7 @@ impl Card {
         identities.into_iter().filter(|(identity, pid)| *pid != 0 && of_it(identity)).map(|(_, pid)| pid).collect()
     }
 
-    /// Allocates card memory for an additional context of this process.
+    /// Allocates the card memory of a context of this process.
     pub fn context(&self) -> Result<Option<Allocation>, ()> {
         if self.context == 0 {
             return Ok(None);

@@ -1,15 +1,15 @@
 //! Checkpoints: one process removes another process from the card, following the rules observed with driver 580 on an
 //! H100.
 //!
-//! A thread of each process with a context listens for orders in the card's folder. A stopped process does not reply,
-//! as with NVIDIA's driver. A process that has imported another process's memory can be suspended, but cannot be
+//! A thread of each process with a context listens for orders in the first card's folder. A stopped process does not
+//! reply, as with NVIDIA's driver. A process that has imported another process's memory can be suspended, but cannot be
 //! resumed.
 //!
 //! A restore can contain pairs of cards (driver 580): the process then continues on another card, and its devices keep
 //! their numbers. As documented by NVIDIA, the pairs must contain all of the process's cards, and the new card needs
 //! enough memory. The fake is stricter in two respects: the pairs must be a permutation of known cards, and a process
-//! with contexts on several cards cannot change its cards. A restore that fails for any reason except imported memory
-//! can be repeated.
+//! with contexts on several cards cannot change its cards. A restore that fails can be repeated, unless the reason is
+//! imported memory or contexts on several cards.
 //!
 //! As observed with driver 580, a process that was restored on another card can import memory only if both cards were
 //! visible to it from its start (`cuda/rig/gpu/restore.py`).

@@ -225,7 +225,7 @@ api! {
     context cuFuncSetAttribute(function: u64, which: c_int, _value: c_int) {
         attribute(which, either(function)).err().unwrap_or(SUCCESS)
     }
-    // This call accepts only functions of modules, and the calls above accept only kernels of libraries.
+    // This call accepts only functions of modules, and `cuKernelGetParamInfo` accepts only kernels of libraries.
     context cuFuncGetParamInfo(function: u64, index: usize, offset: *mut usize, bytes: *mut usize) {
         parameter(kernel(function, FUNCTION), index, offset, bytes)
     }

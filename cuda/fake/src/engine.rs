@@ -43,8 +43,8 @@ const RECENT: Duration = Duration::from_millis(500);
 /// A card's engine, as mapped by this process.
 #[derive(Debug)]
 pub struct Engine {
-    /// The engine's word: end of the current slice in microseconds of [`now`] (rounded up), and the MPS server of its
-    /// holder.
+    /// The engine's word: end of the current slice on the clock of [`now`] in microseconds (rounded up), and the MPS
+    /// server of its holder.
     slice: &'static AtomicU64,
     /// Start of the current slice in ns.
     began: &'static AtomicU64,
@@ -130,7 +130,7 @@ impl Engine {
             left -= SLICE;
             std::thread::sleep(PAUSE);
         }
-        // A slice that other clients can join is not released early, so it must be short.
+        // A slice that another client has joined is not released early, so it must be short.
         let length = match server {
             0 if time.is_zero() => LONGEST_WORK,
             0 => SLICE,
@@ -152,7 +152,8 @@ impl Engine {
         }
     }
 
-    /// Waits for a slice of the given length.
+    /// Waits for a slice of the given length. A client of an MPS server may join and extend the slice of another
+    /// client.
     fn slice(&self, server: u16, length: Duration) -> Slice {
         loop {
             let (present, begin) = (self.slice.load(Ordering::SeqCst), now());

@@ -52,7 +52,8 @@ fn attribute(which: c_int, card: &Card) -> c_int {
         39 => 2048,
         // PCI bus number.
         33 => card.number() as c_int + 1,
-        // Concurrent kernels, unified addressing, stream priorities, and the compute capability.
+        // Concurrent kernels, unified addressing, stream priorities, the major compute capability, and the maximum
+        // shared memory per multiprocessor and (opt-in) per block.
         31 | 41 | 78 => 1,
         75 => 9,
         81 => 233_472,

@@ -15,7 +15,7 @@ use crate::card::{Allocation, Card, Tier};
 use crate::result::{INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
 use crate::space::GRANULE;
 
-/// Handle of the only pool in addition to the devices' default pools.
+/// Handle of every memory pool: the devices' default pools, and all pools that programs create.
 pub const POOL: u64 = 0x9001;
 /// Number of threads that a card can run concurrently.
 const THREADS: u64 = 1024;

@@ -176,7 +176,8 @@ pub fn import(descriptor: i32) -> Result<u64, i32> {
     for card in card::all() {
         let sees = card::visible().contains(&card.number());
         match card.import(file) {
-            // Driver 580 returned this error on an H200.
+            // Driver 580 returned this error on an H200 in a process that saw the card only because it was restored
+            // there.
             Ok(_) if card::is_late(card.number()) => return Err(NOT_INITIALIZED),
             Ok((memory, tier, bytes)) if sees => return Ok(insert(memory, card.number(), tier, bytes, true, 1)),
             // Memory of a NUMA node does not belong to a card.
@@ -404,7 +405,7 @@ pub struct Found {
     pub range: (u64, u64),
     /// Memory that backs the allocation.
     pub tier: Tier,
-    /// Access rights of the card.
+    /// Combined access of all devices, as `CUmemAccess_flags`.
     pub access: i32,
     /// Number of the allocation.
     pub id: u64,

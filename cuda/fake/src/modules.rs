@@ -76,7 +76,7 @@ unsafe fn text(image: *const c_char) -> String {
     String::from_utf8_lossy(&text).into_owned()
 }
 
-/// Loads an image.
+/// Loads an image as a module. Returns the module's number.
 pub unsafe fn load(card: &Card, image: *const c_char) -> Result<u64, i32> {
     // SAFETY: see UNSAFETY.
     let text = unsafe { text(image) };

@@ -147,7 +147,7 @@ struct Work {
 static WORK: Mutex<Option<Work>> = Mutex::new(None);
 
 thread_local! {
-    /// Capture mode of this thread, which determines whether its calls disturb captures of other threads: 0 global, 1
+    /// Capture mode of this thread, which determines whether its calls invalidate open captures: 0 global, 1
     /// thread-local, 2 relaxed.
     static MODE: AtomicI32 = const { AtomicI32::new(0) };
     /// Base number of this thread's per-thread default streams. Programs cannot use it as a handle.
@@ -231,7 +231,7 @@ impl Work {
     }
 
     /// Returns the stream of a handle. 0 and 1 are the current device's default stream, and 2 is the per-thread default
-    /// stream. While a blocking stream is being captured, the default stream must not be used.
+    /// stream. While a blocking stream of the device is being captured, handles 0 and 1 are errors.
     fn stream(&mut self, handle: u64) -> Result<&mut Stream, i32> {
         if handle > 2 {
             return self.streams.get_mut(&handle).ok_or(INVALID_HANDLE);
@@ -355,7 +355,7 @@ pub fn submit(handle: u64, op: Op) -> i32 {
     }
 }
 
-/// Submits work and waits for it.
+/// Submits work to the default stream, and waits for it.
 pub fn synchronous(op: Op) -> i32 {
     match submit(0, op) {
         SUCCESS => finish(0),
@@ -363,7 +363,7 @@ pub fn synchronous(op: Op) -> i32 {
     }
 }
 
-/// Waits for a stream.
+/// Waits for a stream's work. Invalidates the stream's capture, if one is open.
 pub fn finish(handle: u64) -> i32 {
     let end = with(|work| {
         let stream = work.stream_to_use(handle)?;
@@ -643,7 +643,7 @@ pub fn wait(stream: u64, event: u64) -> i32 {
 pub fn query(event: u64) -> i32 {
     match find(event) {
         Ok(found) if found.captured.load(Ordering::SeqCst) => {
-            // A captured event has no state, and a query invalidates the capture.
+            // A captured event has no state, and a query invalidates all captures.
             with(|work| work.streams.values_mut().filter_map(|s| s.capture.as_mut()).for_each(|c| c.broken = true));
             CAPTURED_EVENT
         }

@@ -63,7 +63,7 @@ forwarded! { forward_of_device:
     nvmlDeviceGetMaxPcieLinkWidth(device, width);
 }
 
-/// `nvmlMemory_v2_t`, in bytes.
+/// `nvmlMemory_v2_t`, with sizes in bytes.
 #[repr(C)]
 #[derive(Debug)]
 pub struct MemoryV2 {
@@ -74,7 +74,7 @@ pub struct MemoryV2 {
     used: u64,
 }
 
-/// Version field of the structure: version 2, and its size.
+/// Version field of the structure: version 2, and the structure's size in bytes.
 const MEMORY_V2: u32 = 2 << 24 | size_of::<MemoryV2>() as u32;
 
 /// Returns the tenant's memory. Reports no reserved memory.

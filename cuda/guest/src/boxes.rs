@@ -85,7 +85,7 @@ fn pass_on(copy: BoxCopy, form: Form, is_local: bool, order: Order) -> Result<()
     let (two, three) = (two.as_ptr().addr() as u64, three.as_ptr().addr() as u64);
     let Order { stream, wait } = order;
     match (form, wait) {
-        // The driver does not wait for copies without pinned memory.
+        // `cuMemcpy2DUnaligned` has no asynchronous variant, and does not wait for copies without pinned memory.
         (Form::Unaligned, _) if is_local && stream == 0 => return invoke(index!("cuMemcpy2DUnaligned_v2+"), &[two]),
         (Form::ThreeDimensions, true) => invoke(index!("cuMemcpy3DAsync_v2+"), &[three, stream])?,
         (Form::ThreeDimensions, false) => return invoke(index!("cuMemcpy3DAsync_v2-"), &[three, stream]),

@@ -1,5 +1,5 @@
-//! Caches results that change only through the program's own calls: context limits and function occupancies. Each
-//! result is queried from the worker only once, because the reply must wait for all earlier messages.
+//! Caches results that change only through the program's own calls: context limits and function occupancies. A cached
+//! result avoids a reply from the worker, which would have to wait for all earlier messages.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

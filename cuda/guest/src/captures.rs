@@ -21,8 +21,8 @@ pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuStreamGetCaptureInfo_v3", information),
 ];
 
-/// Streams with open captures. Other streams may join a capture through events, so the worker is queried about every
-/// stream while a capture is open. Static, because exported functions cannot receive state as an argument.
+/// Streams in which open captures began. Other streams may join a capture through events, so the worker is queried
+/// about every stream while a capture is open. Static, because exported functions cannot receive state as an argument.
 static OPEN: Mutex<Vec<u64>> = Mutex::new(Vec::new());
 /// Number of streams in [`OPEN`], for readers that do not lock it.
 static OPEN_COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -83,7 +83,8 @@ fn is_capturing(frame: &Frame) -> i32 {
     }
 }
 
-/// Returns the state and ID of a capture. Its graph and nodes are available only in the worker.
+/// Returns the state and ID of a stream's capture. Rejects requests for the graph and nodes of an active capture, which
+/// are available only in the worker.
 fn information(frame: &Frame) -> i32 {
     if frame.arg(1) == 0 {
         return INVALID_VALUE;

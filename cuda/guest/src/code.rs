@@ -85,7 +85,7 @@ unsafe fn extent(image: u64) -> Result<(u64, usize), i32> {
     }
 }
 
-/// Sends an image in several parts.
+/// Sends an image in parts.
 ///
 /// # Safety
 /// The image must be readable for `bytes` bytes.
@@ -145,13 +145,13 @@ fn load_data(frame: &Frame) -> i32 {
     code(load(frame.arg(0), frame.arg(1)))
 }
 
-/// JIT options, excluding those that refer to the program's buffers.
+/// JIT options that are sent to the worker.
 pub struct Options {
     kinds: Vec<u32>,
     values: Vec<u64>,
 }
 
-/// Reads JIT options.
+/// Reads JIT options, and omits those that are not sent to the worker.
 ///
 /// # Safety
 /// Both lists must have `count` elements.
@@ -198,7 +198,7 @@ fn load_library(frame: &Frame) -> i32 {
 /// Loads a library from an image, with the other arguments of the call.
 fn load_library_from(frame: &Frame, image: u64) -> i32 {
     let load = || {
-        // SAFETY: the program passes valid arguments. Arguments from the sixth on are on the stack.
+        // SAFETY: the program passes valid arguments.
         let jit = unsafe { options(frame.int(4), frame.arg(2), frame.arg(3))? };
         // Omit library options, which refer to the program's tables or promise that the image remains in memory.
         let [jits, jit_kinds, jit_values] = jit.arguments();

@@ -45,7 +45,8 @@ static STARTING: AtomicBool = AtomicBool::new(false);
 /// Returns the connection to the worker. The first call starts the worker.
 ///
 /// # Errors
-/// Returns error 100 if the worker does not start, and prints a message to standard error.
+/// Returns error 100 and prints a message to standard error if no suitable worker can be started, or returns the
+/// worker's error for the first message.
 pub fn connect() -> Result<&'static Connection, i32> {
     loop {
         if let Some(found) = known() {
@@ -254,7 +255,7 @@ impl Connection {
         if lost && self.control.load(offset) < value { Err(LAUNCH_FAILED) } else { Ok(()) }
     }
 
-    /// Publishes a message after `write` has filled it.
+    /// Publishes a message that `write` fills, unless an earlier call has failed.
     fn send(
         &self,
         thread: &Thread,
@@ -266,7 +267,7 @@ impl Connection {
         self.write(thread, op, flags, write)
     }
 
-    /// Publishes a message even if earlier calls have failed.
+    /// Publishes a message that `write` fills, even if earlier calls have failed.
     fn write(
         &self,
         thread: &Thread,
@@ -290,7 +291,7 @@ impl Connection {
         self.publish(&message)
     }
 
-    /// Sends a message without a reply.
+    /// Sends a message without requesting a reply, unless each call of the program must wait for its reply.
     pub fn post(
         &self,
         thread: &Thread,
@@ -320,7 +321,7 @@ impl Connection {
         Ok((thread.slot()?, thread.expect_answer()))
     }
 
-    /// Like [`Self::begin`], for calls that do not report errors of earlier calls. Fails only if no worker exists.
+    /// Like [`Self::begin`], but succeeds even if an earlier call has failed or the context was lost.
     pub fn begin_always(
         &self,
         thread: &Thread,

@@ -77,7 +77,7 @@ fn find(number: u32) -> Result<(u32, u32), i32> {
     if known & EXISTS == 0 { Err(INVALID_CONTEXT) } else { Ok((known & 0xff, (known & !EXISTS) >> 8)) }
 }
 
-/// Returns the number in a context handle, or 0 for null.
+/// Returns the number of an existing context, or 0 for a null handle.
 pub fn number(context: u64) -> Result<u32, i32> {
     match context {
         0 => Ok(0),
@@ -236,7 +236,8 @@ fn create(frame: &Frame) -> i32 {
     code(create_in(frame.arg(0), frame.int(1), frame.int(2)))
 }
 
-/// Creates a context with a list of execution affinities. An empty list selects the whole card.
+/// Creates a context with a list of execution affinities. Only an empty list is supported, which selects the whole
+/// card.
 fn create_with_affinity(frame: &Frame) -> i32 {
     if frame.arg(1) != 0 && frame.int(2) != 0 {
         return NOT_SUPPORTED;

@@ -52,7 +52,7 @@ static STAGING: OnceLock<Staging> = OnceLock::new();
 /// Lock held while the staging blob is created. Static, because exported functions cannot receive state as an argument.
 static CREATING: Mutex<()> = Mutex::new(());
 
-/// Returns the staging blob. The first large copy creates it.
+/// Returns the staging blob. The first copy that needs it creates it.
 fn staging_blob(connection: &Connection, thread: &Thread) -> Result<&'static Staging, i32> {
     if let Some(known) = STAGING.get() {
         return Ok(known);

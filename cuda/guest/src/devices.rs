@@ -23,7 +23,7 @@ pub const MAX_DEVICES: usize = 32;
 /// Number of cached attributes per device.
 const ATTRIBUTES: usize = 256;
 
-/// Number of devices, or -1 if unknown. This value and the next ones are static, because they never change.
+/// Number of devices, or -1 if unknown. This value and the next ones are static, because they never change once known.
 static COUNT: AtomicI32 = AtomicI32::new(-1);
 /// Driver version, or 0 if unknown.
 static VERSION: AtomicI32 = AtomicI32::new(0);
@@ -71,7 +71,7 @@ pub fn driver_version() -> Result<i32, i32> {
 }
 
 fn version(frame: &Frame) -> i32 {
-    // As with NVIDIA's driver, the version is available without a device.
+    // As with NVIDIA's driver, the version is available before `cuInit`.
     driver_version().map_or_else(|error| error, |version| frame.put(0, version))
 }
 

@@ -28,7 +28,7 @@ impl Frame {
         self.arg(index) as u32
     }
 
-    /// Stores a result through a pointer argument.
+    /// Stores a result through a pointer argument. Returns 0, or error 1 if the pointer is null.
     pub fn put<T>(&self, index: usize, value: T) -> i32 {
         let pointer = self.arg(index) as *mut T;
         if pointer.is_null() {

@@ -1,4 +1,5 @@
-//! Parameters and attributes of functions and kernels. Each is queried from the worker only once.
+//! Parameters and attributes of functions and kernels. Results are cached, except for a kernel's attributes on devices
+//! other than the current one.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
@@ -20,7 +21,7 @@ pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuFuncSetAttribute", set_function_attribute),
 ];
 
-/// Number of cached attributes.
+/// Number of cached attributes per function.
 const ATTRIBUTES: usize = 24;
 /// Number of records per page.
 const PAGE: usize = 256;
@@ -40,7 +41,7 @@ pub struct Parameters {
 #[derive(Debug, Default)]
 pub struct Record {
     parameters: OnceLock<Parameters>,
-    /// Attributes on the first device queried. Bit 32 is set if the value is known.
+    /// Attributes on the device that was current during the query. Bit 32 is set if the value is known.
     attributes: [AtomicU64; ATTRIBUTES],
     /// Handle of the kernel's function, or 0 if unknown.
     function: AtomicU64,

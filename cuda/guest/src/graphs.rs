@@ -1,4 +1,4 @@
-//! Older variants of functions for executable graphs.
+//! Variants of functions for executable graphs, implemented with other variants.
 //!
 //! UNSAFETY: reads and writes the program's structures.
 #![allow(unsafe_code, reason = "see UNSAFETY")]

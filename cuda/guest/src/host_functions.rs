@@ -40,8 +40,8 @@ struct Pending {
     data: u64,
 }
 
-/// Enqueued functions, keyed by number, and the last number used. A function is removed after it has run, unless it is
-/// part of a graph. Static, because two threads share the list.
+/// Enqueued functions, keyed by number, and the last number used. A function is removed immediately before it runs,
+/// unless it is part of a graph. Static, because two threads share the list.
 static PENDING: Mutex<Option<(HashMap<u64, Pending>, u64)>> = Mutex::new(None);
 /// Maximum number of registered functions.
 const MAX_PENDING: usize = 1 << 16;

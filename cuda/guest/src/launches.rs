@@ -46,8 +46,8 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// Creates the launch of a graph node, which has no stream. The parameters may be in either form, as for an
-    /// ordinary launch.
+    /// Creates the launch of a graph node, which has no stream. The parameters may be in an array or an `extra` list,
+    /// as for an ordinary launch.
     pub fn from_node(function: u64, dimensions: [u32; 6], shared: u32, parameters: u64, extra: u64) -> Self {
         Self {
             function,

@@ -203,7 +203,7 @@ fn attribute_of(kind: u32, address: u64) -> Result<u64, i32> {
         return Ok(value);
     };
     Ok(match kind {
-        // `CU_MEMORYTYPE_HOST`, or `CU_MEMORYTYPE_UNIFIED` for managed memory.
+        // `CU_MEMORYTYPE_HOST`, also for managed memory.
         2 => 1,
         3 | 4 => address,
         7 => found.address,

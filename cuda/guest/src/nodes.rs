@@ -45,7 +45,7 @@ struct KernelNode {
     context: u64,
 }
 
-/// Size of the first version in bytes.
+/// Size of version 1 of [`KernelNode`], in bytes.
 const FIRST_VERSION_BYTES: usize = std::mem::offset_of!(KernelNode, kernel);
 
 /// `CUDA_HOST_NODE_PARAMS`.
@@ -64,7 +64,7 @@ struct Target {
     before: Vec<u64>,
 }
 
-/// Reads the target of a call that adds a node. Its first arguments are the handle pointer, the graph, the
+/// Reads the target of a call that adds a node. The call's first arguments are the handle pointer, the graph, the
 /// dependencies, and their number.
 fn added(frame: &Frame) -> Result<Target, i32> {
     let (count, before) = (frame.arg(3) as usize, frame.arg(2) as *const u64);
@@ -106,7 +106,7 @@ fn send(
     }
 }
 
-/// Stores the handle of a new node.
+/// Stores the node's handle for the program if the call adds a node.
 fn store(frame: &Frame, target: &Target, node: u64) -> i32 {
     if target.edit == edit::ADD { frame.put(0, node) } else { SUCCESS }
 }

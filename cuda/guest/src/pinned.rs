@@ -159,7 +159,7 @@ impl Pinned {
         slab.give(address, found.bytes.next_multiple_of(ALIGN));
         let blob = slab.blob;
         let is_empty = slab.free.first_key_value() == Some((&blob.address, &blob.bytes));
-        // Keep one empty slab for the next small allocation.
+        // Keep the last slab for small allocations, even if it is empty.
         let is_spare =
             blob.bytes == SLAB_BYTES && self.slabs.values().filter(|s| s.blob.bytes == SLAB_BYTES).count() == 1;
         if !is_empty || is_spare {

@@ -1,4 +1,4 @@
-//! Memory registered by the program. The window cannot map it, so the card cannot access it. Copies treat it as
+//! Memory registered by the program. It is outside the window, so the card cannot access it. Copies treat it as
 //! pageable, which is always correct. Calls that need its device address are rejected.
 //!
 //! UNSAFETY: queries the kernel for mapped pages.
@@ -66,7 +66,7 @@ fn is_mapped(address: u64, end: u64) -> bool {
     true
 }
 
-/// Adds a range to `ranges`.
+/// Adds a range to `ranges`, if it is mapped and does not overlap another range.
 fn add(ranges: &mut BTreeMap<u64, Registered>, new: Registered) -> Result<(), i32> {
     let end = new.address.checked_add(new.bytes).ok_or(INVALID_VALUE)?;
     let before = ranges.range(..end).next_back();

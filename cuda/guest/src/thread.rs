@@ -5,11 +5,11 @@ use std::sync::{Mutex, PoisonError};
 
 use cuda_ring::control;
 
-/// Unused slots, each with its number of replies so far, and the total number of slots. Static, because threads may
-/// exit at any time.
+/// Unused slots, each with its number of replies so far, and the number of slots allocated so far. Static, because
+/// threads may exit at any time.
 static FREE_SLOTS: Mutex<(Vec<(u16, u64)>, u16)> = Mutex::new((Vec::new(), 0));
 
-/// A thread's slot.
+/// A thread's slot, if it has one, and the slot's number of expected replies so far.
 #[derive(Debug)]
 struct Slot(Cell<Option<u16>>, Cell<u64>);
 

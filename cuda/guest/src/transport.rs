@@ -13,10 +13,10 @@ use render_node::RenderTransport;
 /// Environment variable with the path of the `cuda-loopback` socket.
 const LOOPBACK_VARIABLE: &str = "GPU_MEDIATOR_CUDA_LOOPBACK";
 
-/// Opens the loopback socket given in the environment, or else the render node of the VM's CUDA device.
+/// Opens the loopback socket given in the environment. If none is given, opens the render node of the VM's CUDA device.
 ///
 /// # Errors
-/// Returns an error with a remedy if neither can be opened.
+/// Returns an error if the socket or the render node cannot be opened.
 pub fn open() -> io::Result<Box<dyn Transport>> {
     match std::env::var_os(LOOPBACK_VARIABLE) {
         Some(path) => Ok(Box::new(loopback::Loopback::connect(path.as_ref())?)),

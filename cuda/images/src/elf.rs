@@ -16,7 +16,7 @@ const RELOCATIONS: [u64; 2] = [4, 9];
 const OBJECT: u64 = 1;
 /// Section index of common symbols, which have no section.
 const COMMON: usize = 0xfff2;
-/// Section of variables that kernels can change.
+/// Name prefix of the sections for variables that kernels can change.
 const VARIABLES: &[u8] = b".nv.global";
 /// Name prefix of the sections for variables that only the host can change. A number follows and, for the parameters of
 /// a kernel, the kernel's name.

@@ -45,7 +45,7 @@ pub enum Unreadable {
     /// The image contains code of an unknown kind.
     #[error("the image contains code of an unknown kind")]
     Kind,
-    /// The symbol table has been stripped.
+    /// A variable has no name, for example because the symbol table has been stripped.
     #[error("the image contains variables without names")]
     Names,
     /// The image exceeds a limit.

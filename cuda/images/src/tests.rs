@@ -37,7 +37,7 @@ fn container(entries: &[Packed<'_>]) -> Vec<u8> {
 /// A symbol: name, type, section.
 type Symbol<'a> = (&'a str, u8, u16);
 
-/// A section: name, type, linked section, size.
+/// A section: name, type, value of `sh_info`, size in bytes.
 type Extra<'a> = (&'a str, u32, u32, u64);
 
 /// Builds an ELF file. Its sections are the null section, section names, symbol names, symbols, and `extra` from index

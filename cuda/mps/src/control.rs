@@ -288,7 +288,8 @@ impl Control {
         self.forget();
     }
 
-    /// Starts a server for the user of the clients if the user is known. A daemon that runs as root serves any user.
+    /// Starts a server for the clients' user, or for this process's user. If the clients' user is unknown and this
+    /// process runs as root, does nothing: the daemon then serves any user.
     pub(crate) fn start_server(&self) -> Result<(), ControlError> {
         let own = geteuid().as_raw();
         let user = self.config.user.or((own != 0).then_some(own));

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// Maximum length in bytes of a group name that is used as a folder name. It is limited because socket paths are.
+/// Maximum length in bytes of a group name that is used as a folder name. Socket paths have a maximum length.
 const MAX_FOLDER_NAME: usize = 24;
 
 /// Returns the folder of a group's server. It has the group's name if the name is short and safe in a path.

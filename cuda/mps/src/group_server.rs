@@ -31,7 +31,7 @@ const MAX_UNANSWERED: u32 = 3;
 pub enum Report {
     /// The daemon is running. Programs that start from now on become its clients.
     Serves {
-        /// Set unless this is the first start.
+        /// Set if the daemon was restarted.
         again: bool,
     },
     /// No daemon is running. The supervisor will retry.
@@ -39,7 +39,7 @@ pub enum Report {
         /// Human-readable reason.
         why: String,
     },
-    /// Complete list of the servers and their clients.
+    /// Complete list of the servers, and of the clients of the servers without a fault.
     Clients {
         /// Process IDs of the servers.
         servers: BTreeSet<u32>,
@@ -273,7 +273,7 @@ impl Worker {
         self.retry_at = Instant::now() + delay;
     }
 
-    /// Reports that the daemon has exited, and calls `dispose` to remove its files.
+    /// Calls `dispose` for the daemon, reports the loss of its clients, and schedules a restart.
     fn end(&mut self, why: &str, dispose: impl FnOnce(Control)) {
         if let Some(control) = self.control.take() {
             dispose(control);
@@ -294,7 +294,7 @@ impl Worker {
         }
     }
 
-    /// Reports the changes since the last poll.
+    /// Reports the changes since the last poll. If a server has exited, starts a new one.
     fn compare(&mut self, servers: Servers) {
         let before = std::mem::replace(&mut self.servers, servers);
         for (pid, old) in &before {
@@ -327,7 +327,8 @@ impl Worker {
         }
     }
 
-    /// Shuts down the daemon if it has no clients. Otherwise, the daemon keeps running for the next owner.
+    /// Shuts down the daemon if it has no clients, or kills it if it does not reply. Otherwise, the daemon keeps
+    /// running for the next owner.
     fn leave(mut self) {
         let Some(control) = self.control.take() else { return };
         match control.servers() {

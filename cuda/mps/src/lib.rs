@@ -6,9 +6,10 @@
 //! process and sends commands to it, and [`group_server`](GroupServer) contains the thread.
 //!
 //! Each group has a separate daemon, because a fault of one client terminates all clients of the same server. A daemon
-//! outlives the process that started it, so that programs keep their contexts while the owner of the card is replaced.
-//! The next owner finds the daemon through a file in the daemon's folder. Commands have a time limit, and a daemon that
-//! hangs is killed. The crate does not decide which groups need a server, and does not know about tenants.
+//! with clients outlives the process that started it, so that programs keep their contexts while the owner of the card
+//! is replaced. The next owner finds the daemon through a file in the daemon's folder. Commands have a time limit, and
+//! a daemon that hangs is killed. The crate does not decide which groups need a server, and does not know about
+//! tenants.
 
 #![forbid(unsafe_code)]
 

@@ -40,7 +40,7 @@ enum Key {
     Handle(u64),
     Address(u64),
     Blob(u64),
-    /// A number assigned by the driver; `true` for surfaces.
+    /// Number that the driver has assigned to a texture object, or to a surface object if the flag is set.
     Number(bool, u64),
 }
 
@@ -54,7 +54,7 @@ enum Role {
     /// Returns a known object again. The program must then destroy it once more.
     Again(Id),
     Destroys(Id),
-    /// Changes an object, or the program.
+    /// Changes an object, or the state of the program if no object is given.
     Changes(Option<Id>),
     /// Belongs to a capture group.
     Captures,
@@ -73,7 +73,8 @@ struct Entry {
     /// Number of the capture group that contains the entry, or that captured the graph created by the entry; 0 if there
     /// is no such group.
     group: u64,
-    /// Last entry that creates an object from this entry's object, or that captures this object.
+    /// Last entry that creates another object from this entry's object, or that captures work with this object; 0 if
+    /// there is none.
     last_use: Id,
     /// Set if the message cannot be replayed.
     refused: bool,
@@ -393,7 +394,7 @@ impl Log {
         if self.entries.len() >= self.compacted_at || self.words > MAX_WORDS || self.image_bytes > MAX_IMAGE_BYTES {
             self.compact();
             self.compacted_at = (2 * self.entries.len()).max(MIN_COMPACTED);
-            // Stop recording if the log is still nearly full, because almost every entry would then cause a compaction.
+            // Stop recording if a large part of the log remains, because compactions would become too frequent.
             if self.entries.len() > MAX_ENTRIES / 2 || self.words > MAX_WORDS / 2 || self.image_bytes > MAX_IMAGE_BYTES
             {
                 self.overflow();
@@ -401,20 +402,20 @@ impl Log {
         }
     }
 
-    /// Stops recording because the program has too many objects.
+    /// Stops recording because the log is too large.
     fn overflow(&mut self) {
         *self = Self { is_full: true, ..Self::default() };
     }
 
     fn create(&mut self, key: Key, step: Step, owner: Option<u64>, refused: bool) {
-        // An earlier object with this key was destroyed without a call, for example with its context.
+        // An object that still has this key was destroyed without a call, for example with its context.
         self.end(key);
         let owner = owner.and_then(|owner| self.live.get(&Key::Handle(owner)).copied());
         let id = self.next;
         self.live.insert(key, id);
         self.push(step, Role::Creates { owner }, None, refused);
         if let Some(entry) = self.entries.get_mut(&id) {
-            // An entry that depends on the owner also depends on its parts.
+            // An entry that depends on the owner also depends on the owner's parts.
             entry.used = owner.is_some();
         }
     }
@@ -496,7 +497,7 @@ impl Log {
         let mut groups = HashSet::default();
         for _ in 0..MAX_SEARCHES {
             let (kept, found) = self.needed_with(&groups);
-            // Repeat the search, because a newly found group has more entries.
+            // If new groups were found, repeat the search, because their entries may depend on further objects.
             if found.len() == groups.len() {
                 return kept;
             }
@@ -523,7 +524,7 @@ impl Log {
                 Role::Captures => groups.contains(&entry.group),
                 Role::Again(of) | Role::Changes(Some(of)) => needed.contains(&of),
                 Role::Changes(None) => true,
-                // The remaining entries determine whether this entry's object is needed.
+                // Only earlier entries determine whether the destroyed object is needed, so decide after the loop.
                 Role::Destroys(_) => {
                     kept.push(*id);
                     continue;

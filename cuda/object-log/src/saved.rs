@@ -128,7 +128,7 @@ impl<'a> Reader<'a> {
         let bytes: usize = self.short()?;
         let count = self.count(1)?;
         let words = self.words(count)?.to_vec();
-        // Text must be NUL-terminated.
+        // The image may be text, which must be NUL-terminated.
         let fits = bytes <= words.len().saturating_sub(1) * 8 && words.last().is_none_or(|last| *last == 0);
         if fits { Ok(Image { words, bytes }) } else { Err(Malformed) }
     }

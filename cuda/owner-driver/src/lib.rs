@@ -86,7 +86,7 @@ pub struct Device {
     pub fetches: bool,
 }
 
-/// Formats a UUID like NVML: `GPU-` and the hex digits in five groups.
+/// Formats a UUID in NVML's form: `GPU-` and the hex digits in five groups.
 #[must_use]
 pub fn nvml_uuid(uuid: [u8; 16]) -> String {
     let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -129,7 +129,7 @@ pub enum DriverError {
         /// `CUresult`.
         code: i32,
     },
-    /// This driver lacks the function.
+    /// A function of the driver, or an object or resource of the owner, is missing. Contains its name.
     #[error("this driver has no {0}")]
     Missing(&'static str),
 }

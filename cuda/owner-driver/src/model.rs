@@ -1,8 +1,8 @@
-//! An in-process model of a driver, for tests. The model's memory is in anonymous files, and the model checks every
-//! rule of the virtual memory functions.
+//! An in-process model of a driver, for tests. The model's memory is in anonymous files, and the model checks the rules
+//! of the virtual memory functions.
 //!
-//! Panics on a call that the real driver would reject or that has undefined behaviour, because the owner must never
-//! make such a call.
+//! Panics on invalid calls, because the owner must never make one. A call that fails because of a program's descriptor
+//! returns an error.
 
 use super::{Address, Device, Driver, DriverError, FetchTimes, Handle, Memory, Queue};
 use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
@@ -27,7 +27,7 @@ struct State {
     allocations: BTreeMap<Handle, Allocation>,
     /// Sizes of reserved ranges, keyed by start address.
     reserved: BTreeMap<u64, u64>,
-    /// Mappings, keyed by start address.
+    /// Sizes and handles of mappings, keyed by start address.
     mappings: BTreeMap<u64, (u64, Handle)>,
     fail_creates: u32,
     suspended: Vec<u32>,
@@ -82,7 +82,7 @@ impl State {
         self.allocations.get_mut(&handle).unwrap_or_else(|| panic!("{handle:?} is not an allocation"))
     }
 
-    /// Returns the mapping that contains a range.
+    /// Returns the allocation that is mapped at a range, and the offset of the range in it.
     fn within(&self, at: Address, bytes: u64) -> (&Allocation, u64) {
         let found = self.mappings.range(..=at.0).next_back();
         let (start, (length, handle)) = found.unwrap_or_else(|| panic!("nothing is mapped at {at:?}"));

@@ -178,7 +178,8 @@ impl Real {
         CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: self.ordinal }
     }
 
-    /// Makes the card's context current on this thread. Every method calls this, because it may run on any thread.
+    /// Makes the card's context current on this thread. Methods that need the context call this first, because they may
+    /// run on any thread.
     fn enter(&self) -> Result<(), DriverError> {
         // SAFETY: the context was retained and is never released.
         check("cuCtxSetCurrent", unsafe { (self.functions.context_set)(self.context) })
@@ -212,13 +213,13 @@ impl Real {
 
     /// Restores and unlocks a suspended process. `pairs` is empty if the process keeps its cards.
     fn restore(&self, pid: u32, pairs: &[GpuPair]) -> Result<(), DriverError> {
-        // The first word of the arguments is the pointer, and the second word begins with the count.
+        // The first word of the arguments points to the pairs, and the second word begins with their number.
         let words = if pairs.is_empty() { [0; 2] } else { [pairs.as_ptr() as u64, pairs.len() as u64] };
         self.checkpoint("cuCheckpointProcessRestore", self.functions.checkpoint_restore, pid, words)?;
         self.checkpoint("cuCheckpointProcessUnlock", self.functions.checkpoint_unlock, pid, [0; 2])
     }
 
-    /// Returns a `CUprocessState`.
+    /// Returns the `CUprocessState` of a process.
     fn process_state(&self, pid: u32) -> Result<c_int, DriverError> {
         const CALL: &str = "cuCheckpointProcessGetState";
         let function = self.functions.checkpoint_state.ok_or(DriverError::Missing(CALL))?;
@@ -261,7 +262,7 @@ impl Real {
 
     /// Restores a suspended process of the card `from` on this card. Driver 580 needs a pair for each card that the
     /// process's driver has found, and returns error 1 otherwise. The process may report fewer cards, because an
-    /// environment variable can hide some, so a second attempt names all cards of the host.
+    /// environment variable can hide some, so a second attempt names all cards that are visible to the owner.
     fn restore_from(&self, pid: u32, from: [u8; 16], sees: &[[u8; 16]]) -> Result<(), DriverError> {
         let seen = self.exchanged(from, sees.to_vec());
         match self.restore(pid, &seen) {
@@ -319,7 +320,7 @@ impl Driver for Real {
         check("cuMemExportToShareableHandle", code)?;
         // SAFETY: the driver created the descriptor for the caller.
         let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
-        // Programs that the daemon starts must not inherit the descriptor.
+        // Programs that this process starts must not inherit the descriptor.
         let _ = rustix::io::fcntl_setfd(&descriptor, rustix::io::FdFlags::CLOEXEC);
         Ok(descriptor)
     }
@@ -417,7 +418,7 @@ impl Driver for Real {
                 }
             }
             LOCKED => return unlock().map(|()| FetchTimes::default()),
-            // The process was suspended by an owner that exited before it could continue. For other states, the restore
+            // The process was suspended by an owner that exited before resuming it. For other states, the restore
             // fails.
             _ => {}
         }

@@ -50,7 +50,7 @@ pub struct User {
     pub program: String,
     /// Card memory that the process itself uses, in bytes, if known.
     pub bytes: Option<u64>,
-    /// Set if the process has had work on the card since the previous poll.
+    /// Set if a sample since the previous poll shows at least `OCCUPIES_PERCENT` utilization by the process.
     pub occupies: bool,
 }
 
@@ -189,7 +189,7 @@ fn watch(
                     let of_processes = of_each.into_iter().fold(0, u64::saturating_add);
                     CardUse::InUseForNobody(used.saturating_sub(of_processes))
                 }
-                // Some systems do not report the memory of a process.
+                // Some systems do not report the memory of a process, or the driver has failed.
                 _ => CardUse::Unknown,
             });
         }

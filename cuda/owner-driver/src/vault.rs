@@ -21,8 +21,8 @@ pub struct New {
 }
 
 impl New {
-    /// Returns true if the piece is card memory that must be zeroed. Zeroing such a piece takes less time than waiting
-    /// for the card.
+    /// Returns true if the piece is card memory that must be zeroed. Zeroing it takes less time than the wait for the
+    /// card, so one wait should cover several pieces.
     pub fn is_quick(&self) -> bool {
         self.memory == Memory::Device && self.zeroed
     }
@@ -222,7 +222,7 @@ impl Vault {
         }
     }
 
-    /// Copies each first piece to the second piece of its pair, and waits for the copies to complete.
+    /// Copies the first piece of each pair to the second piece, and waits for the copies to complete.
     pub fn copy(&self, queue: Queue, pieces: &[(PieceId, PieceId)]) -> Result<(), DriverError> {
         let places: Vec<(Address, Address)> = {
             let state = self.lock();

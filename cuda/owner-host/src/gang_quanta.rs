@@ -82,7 +82,7 @@ impl GangQuanta {
         self.gangs.retain(|_, gang| gang.tenant != tenant);
     }
 
-    /// Records that the link to the owner of a card is up, so that later messages arrive.
+    /// Records that a new link to the owner of a card is up. Both owners send their states again.
     pub fn reached(&mut self, card: CardId) {
         self.lost(card);
         self.states.insert(card, BTreeMap::new());
@@ -105,7 +105,8 @@ impl GangQuanta {
         }
     }
 
-    /// Returns the states that other owners do not know yet. `state` returns a tenant's state on this card.
+    /// Returns the states that other owners do not know yet, and records them as sent. `state` returns a tenant's state
+    /// on this card.
     pub fn messages(&mut self, state: impl Fn(TenantId) -> CardState) -> Vec<StateMessage> {
         let mut due = Vec::new();
         for (&id, gang) in &self.gangs {

@@ -163,8 +163,8 @@ impl OwnerLinks {
         peers.chain(unknown).chain(accepts).chain(events).min().map(|at| at.saturating_sub(now))
     }
 
-    /// Opens and accepts connections, and receives messages. `is_ready` is false if no descriptor is ready. Returns the
-    /// events in order.
+    /// Opens connections, and closes connections that have not sent a greeting in time. If `is_ready` is set, first
+    /// accepts connections and receives messages. Returns the events in order.
     pub fn serve(&mut self, now: u64, is_ready: bool) -> Vec<LinkEvent> {
         if is_ready {
             self.accept(now);
@@ -372,7 +372,7 @@ impl Links {
         self.0.iter_mut().for_each(|links| links.send_state(message, now));
     }
 
-    /// Returns the events, like [`OwnerLinks::serve`].
+    /// Serves the links and returns the events, like [`OwnerLinks::serve`].
     pub fn serve(&mut self, now: u64, is_ready: bool) -> Vec<LinkEvent> {
         self.0.as_mut().map_or_else(Vec::new, |links| links.serve(now, is_ready))
     }

@@ -67,8 +67,8 @@ impl Probes {
         Check::Applies
     }
 
-    /// Records that the owner of a card has replied, or that a connection to it was lost or opened. Returns the tenants
-    /// whose replies are now complete.
+    /// Records that the owner of a card has replied, or that a connection to it was lost or opened. Returns the
+    /// outcomes of the probes that this completes.
     pub fn replied(&mut self, card: CardId, was_connected: bool, now: u64) -> Vec<Outcome> {
         let mut outcomes = Vec::new();
         self.0.retain(|&tenant, probe| {

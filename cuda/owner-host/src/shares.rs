@@ -29,8 +29,8 @@ struct Own {
 
 /// All tokens, keyed by tenant. A token is useless to other tenants, and does not count toward their limits.
 ///
-/// Freeing a chunk takes no time here: the chunk's tokens only become stale. Each time a token is created, a few stale
-/// tokens are removed.
+/// Freeing a chunk takes no time here: the chunk's tokens only become stale. Each time a token is created, a few tokens
+/// are examined, and the stale ones are removed.
 #[derive(Debug, Default)]
 pub struct Shares(HashMap<TenantId, Own>);
 

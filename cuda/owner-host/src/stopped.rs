@@ -19,7 +19,7 @@ fn is_stopped_state(stat: &str) -> bool {
     matches!(state, Some('T' | 't'))
 }
 
-/// Returns true if `/proc/PID/cgroup` contains a frozen cgroup.
+/// Returns true if the process's cgroup of cgroup v2, as listed in `/proc/PID/cgroup`, is frozen.
 fn is_frozen(groups: &str, mount: &Path) -> bool {
     let Some(group) = groups.lines().find_map(|line| line.strip_prefix("0::/")) else { return false };
     let events = fs::read_to_string(mount.join(group).join("cgroup.events")).unwrap_or_default();

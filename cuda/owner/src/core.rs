@@ -212,9 +212,9 @@ struct Tenant {
     bodies: BTreeMap<u32, Body>,
     /// Unused indices.
     indices: tenancy::Indices,
-    /// Number of chunks that never move: fixed memory, and chunks that several processes share.
+    /// Number of chunks that never move: fixed memory, and exported chunks.
     fixed: u32,
-    /// Total number of users of the tenant's chunks.
+    /// Total number of users of the tenant's chunks, where each user is a process and its number for the chunk.
     users: u64,
     /// Number of requested chunks that have not been placed yet.
     wanted: u64,
@@ -228,7 +228,7 @@ struct Tenant {
     suspended: u64,
     /// The tenant's most recently abandoned programs.
     given_up: VecDeque<GivenUp>,
-    /// Set if the tenant is to be removed once its programs have exited.
+    /// Set if the tenant is to be removed once its connections are closed and its memory is released.
     retired: bool,
     /// Reason why the last program could not move to or from this card.
     obstacle: Option<String>,
@@ -585,8 +585,8 @@ impl Core {
         Ok(())
     }
 
-    /// Frees memory for a rejected guarantee during the next `PROMISE_NS`. Returns false if freeing memory would not
-    /// help.
+    /// Frees memory for a rejected guarantee during the next `PROMISE_NS`. Returns false if `refused` is another error,
+    /// or if freeing memory would not help.
     pub fn make_room(&mut self, refused: &TenantError) -> bool {
         let TenantError::Memory(vram::Error::Promise { wanted, now, left, .. }) = *refused else { return false };
         if wanted > left {
@@ -676,7 +676,7 @@ impl Core {
         }
     }
 
-    /// Performs the actions that are due at the deadlines that have passed.
+    /// Performs the actions of the deadlines that have passed.
     fn expire(&mut self) {
         for deadline in self.deadlines.take_passed(self.clock) {
             match deadline {

@@ -1,6 +1,6 @@
 //! A claim's namespace, name and UID.
 
-/// Maximum length of a claim's UID in bytes. The UID is part of tenant names.
+/// Maximum length of a claim's UID in bytes. The UID is part of the names of tenants and virtual machines.
 const MAX_UID: usize = 48;
 
 /// A claim named in the kubelet's request.

@@ -82,7 +82,7 @@ enum There {
     Others,
 }
 
-/// Returns the daemon's error message.
+/// Returns the message for a failed request to the daemon.
 fn told(error: &AskError) -> String {
     match error {
         AskError::Refused(error) => format!("{}; {}", error.error, error.what_to_do),
@@ -116,8 +116,8 @@ impl Driver {
     /// Prepares a claim.
     ///
     /// # Errors
-    /// Returns an error if the claim cannot be prepared. The message appears in the events of the claim's pod. On
-    /// failure, all new shares are removed.
+    /// Returns an error if the claim cannot be prepared. The message appears in the events of the claim's pod. If the
+    /// preparation of a new claim fails, its shares are removed.
     pub async fn prepare(&self, claim: &Named) -> Result<Vec<Prepared>, String> {
         let mut store = self.store.lock().await;
         let done = self.prepare_with(&mut store, claim).await;
@@ -223,7 +223,7 @@ impl Driver {
         Ok(KeptClaim { namespace: claim.namespace.clone(), name: claim.name.clone(), prepared: false, shares })
     }
 
-    /// Creates the missing shares of a claim.
+    /// Creates the missing shares of a claim, and writes its CDI file.
     async fn make(&self, uid: &str, kept: &KeptClaim) -> Result<(), String> {
         for share in &kept.shares {
             self.folder().map_err(|error| format!("the folder for the sockets cannot be created: {error}"))?;
@@ -281,7 +281,8 @@ impl Driver {
             let place = place(&mut places, &share.request);
             let mps = pipes.get(share.body.name()).map(PathBuf::as_path);
             let mut edits = self.edits(&share.body, &place, mps)?;
-            // Requests of two claims in one container may have the same name, but the claims' names differ.
+            // Two claims of a container may have requests with the same name, so also mount the folder at a path with
+            // the claim's name.
             let socket = self.settings.sockets.join(share.body.name());
             edits.mounts.extend(by_claim(&kept.name, &place).map(|folder| Mount::read_only(&socket, &folder)));
             Ok(Device { name: device(uid, number), container_edits: edits })
@@ -313,8 +314,9 @@ impl Driver {
         .map_err(said)
     }
 
-    /// Creates the kubelet's response for a prepared claim. The first device of a tenant with several cards has the
-    /// tenant's CDI device. The tenant's other devices have none, because a container needs the CDI device only once.
+    /// Creates the response to the kubelet for a prepared claim. The first device of a tenant with several cards has
+    /// the tenant's CDI device. The tenant's other devices have none, because a container needs the CDI device only
+    /// once.
     fn prepared(&self, uid: &str, kept: &KeptClaim) -> Vec<Prepared> {
         let all = |(number, share): (usize, &KeptShare)| {
             let mut cdi = vec![cdi_spec::qualified(&device(uid, number))];
@@ -374,7 +376,7 @@ impl Driver {
                     .await
                     .or_else(|error| if is_gone(&error) { Ok(()) } else { Err(told(&error)) })?;
             }
-            // Even if the daemon has lost the share, the share's folder exists and must be removed.
+            // The share's folder must be removed even if the daemon has lost the share.
             let name = share.body.name();
             sockets::remove_folder(&self.settings.sockets, name, &share.body.cards())
                 .map_err(|error| format!("the folder of `{name}` is not removed: {error}"))?;
@@ -409,7 +411,7 @@ fn pods(labels: &api::Labels) -> Option<String> {
     labels.iter().find(|(key, _)| *key == "pod").map(|(_, pods)| pods.to_owned())
 }
 
-/// Returns the offer from which a device was allocated.
+/// Returns the offer of an allocated device, or an error if new claims cannot use its card.
 fn offer<'a>(offers: &'a [Offer], result: &DeviceRequestAllocationResult) -> Result<&'a Offer, String> {
     let offer = offers.iter().find(|offer| offer.device == result.device);
     let offer =
@@ -428,8 +430,8 @@ fn device(uid: &str, number: usize) -> String {
     format!("{uid}-{number}")
 }
 
-/// Returns a share's folder inside a container, below a folder named after the claim. Returns `None` if this name is
-/// invalid.
+/// Returns a share's folder inside a container, below a folder named after the claim. Returns `None` if the claim's
+/// name is not valid in a path.
 fn by_claim(claim: &str, place: &str) -> Option<PathBuf> {
     let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'.';
     let named = claim.bytes().all(good) && claim.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());

@@ -1,4 +1,4 @@
-//! The Kubernetes driver of dynamic resource allocation (DRA): one program per node, next to `mediatord`.
+//! The Kubernetes driver for dynamic resource allocation (DRA): one program per node, next to `mediatord`.
 //!
 //! The driver publishes the node's cards and their capacities to the cluster ([`device`], [`slices`]). After the
 //! scheduler has allocated a part of a card to a claim, the kubelet asks the driver to prepare the claim. The driver

@@ -202,7 +202,7 @@ impl Plugin {
 
 type HealthStream = ReceiverStream<Result<NodeWatchResourcesResponse, Status>>;
 
-/// Implements one service under two names. Both versions have the same messages.
+/// Implements both versions of the preparation service, which have the same messages.
 macro_rules! dra {
     ($($version:ident),*) => {$(
         #[async_trait]
@@ -226,7 +226,7 @@ macro_rules! dra {
 
 dra!(v1, v1beta1);
 
-/// Implements one service under three names.
+/// Implements all three versions of the health service, which have the same messages.
 macro_rules! health {
     ($($version:ident),*) => {$(
         #[async_trait]

@@ -6,7 +6,7 @@ const MAX_TEXT: usize = 64;
 /// Parses a quantity that must be a whole number.
 ///
 /// # Errors
-/// Returns an error if the text is invalid. The error names the expected form.
+/// Returns an error if the text is not a quantity, or if the number is too large or not whole.
 pub fn whole(text: &str) -> Result<u64, String> {
     let wrong = |what: &str| Err(format!("`{}` is {what}", text.chars().take(MAX_TEXT).collect::<String>()));
     if text.len() > MAX_TEXT {
@@ -64,7 +64,7 @@ fn scale(suffix: &str) -> Option<(u128, u128)> {
 /// Parses a quantity of bytes that must be a whole number of MiB.
 ///
 /// # Errors
-/// Returns an error if the text is invalid. The error names the expected form.
+/// Returns an error if the text is not a quantity, or if the number of bytes is too large or not a multiple of 1 MiB.
 pub fn mib(text: &str) -> Result<u64, String> {
     let bytes = whole(text)?;
     match bytes.is_multiple_of(1 << 20) {

@@ -63,7 +63,7 @@ impl Body {
         }
     }
 
-    /// Returns the name of the request's collection in the admin API.
+    /// Returns the path of the request's collection in the admin API.
     #[must_use]
     pub fn collection(&self) -> &'static str {
         match self {
@@ -130,7 +130,7 @@ struct Part {
     time: Value,
 }
 
-/// Returns the part of a card according to the allocation and the parameters.
+/// Computes a share's part of a card from the allocation and the parameters.
 fn part((result, offer): Given<'_>, applied: &Applied) -> Result<Part, String> {
     let place = |what: String| format!("request `{}`, device `{}`: {what}", result.request, result.device);
     if result.admin_access == Some(true) {
@@ -318,7 +318,7 @@ fn time(allocated: &Allocated, applied: &Applied) -> Result<Value, String> {
     Ok(time)
 }
 
-/// Checks a weight. A claim cannot set a weight above its allocation.
+/// Checks a weight. A claim cannot set a weight above its allocated time.
 fn bounded(key: &str, weight: u32, of_claim: bool, allocated: &Allocated) -> Result<(), String> {
     let most = if of_claim { allocated.time_permille } else { 10_000 };
     if (1..=most).contains(&weight) {

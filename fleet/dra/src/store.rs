@@ -16,7 +16,7 @@ const VERSION: u32 = 1;
 /// Maximum size of the file in bytes.
 const MAX_FILE: u64 = 16 << 20;
 
-/// A claim's share of a card.
+/// A claim's share of one or more cards.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeptShare {
@@ -68,7 +68,7 @@ struct File {
     claims: BTreeMap<String, KeptClaim>,
 }
 
-/// Reasons why the claims file cannot be used.
+/// Reason why the claims file cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages name the fields")]
 pub enum StoreError {

@@ -1,5 +1,4 @@
-//! Tests a claim for a CUDA card with the fake driver: creates a tenant, and runs a program that uses the tenant as a
-//! program in a container does.
+//! Tests claims for CUDA cards with the fake driver. The test programs use the tenants as programs in containers do.
 
 use std::path::Path;
 use std::process::Command;
@@ -71,7 +70,8 @@ async fn cuda_claim_creates_tenant_and_programs_see_its_limit() {
     kubelet.back(&named("job")).await;
     node.assert_clean().await;
 
-    // The owner process exits and cannot be restarted. The card therefore fails, and claims for it cannot be prepared.
+    // The owner process is killed and cannot restart without its driver library. The card therefore fails, and claims
+    // for it cannot be prepared.
     std::fs::remove_file(node.path("plain/libcuda.so.1")).unwrap();
     let pid = node.daemon.as_ref().unwrap().0.id();
     let owners = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
@@ -134,7 +134,7 @@ async fn cards_of_one_request_become_one_tenant() {
                 .to_owned()
         )
     );
-    // Replace each container path with the corresponding path on this host.
+    // `environment` converts only the first path in this list, so the test sets the host paths of both sockets.
     let sockets = ["h100", "h200"].map(|card| node.path(&format!("claims/k8s-uid-train-0/{card}.sock")));
     let sockets = sockets.map(|path| path.display().to_string()).join(":");
     let output = Command::new(built("cuda-cards"))

@@ -237,7 +237,7 @@ async fn claims_survive_driver_kill_and_daemon_state_loss() {
     until("the share", async || (node.shares().await == ["k8s-uid-kept-0"]).then_some(())).await;
     assert_eq!(kubelet.good(&named("kept")).await, devices);
     assert_eq!(spec(&node, "uid-kept").devices.len(), 1);
-    // Shares remain in the store while the daemon is not running.
+    // While the daemon is not running, a claim cannot be unprepared, so it remains in the store.
     node.daemon = None;
     let answer = kubelet.unprepare(&[named("kept")]).await.unwrap();
     assert!(answer.claims["uid-kept"].error.contains("no daemon responds"), "{answer:?}");
@@ -269,7 +269,7 @@ async fn driver_killed_during_prepare_leaves_no_unknown_share() {
         node.start_driver(&[]);
         let kubelet = node.kubelet(NEW).await;
         node.slice(1).await;
-        // The kubelet requests half of the claims a second time.
+        // The kubelet repeats the request for half of the claims.
         until("the cards", async || {
             let answer = kubelet.prepare(&claims[..3]).await.unwrap();
             answer.claims.values().all(|one| one.error.is_empty()).then_some(())
@@ -310,7 +310,7 @@ async fn the_slice_is_kept_as_the_cards_are() {
     assert_eq!(again.spec.devices, slice.spec.devices);
     assert!(again.spec.pool.generation > slice.spec.pool.generation);
 
-    // If nothing changes, the driver does not write any object.
+    // If nothing changes, the driver writes no objects.
     let writes = node.api.writes();
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert_eq!(node.api.writes(), writes);

@@ -88,7 +88,7 @@ pub struct Rewriter {
     preface_left: usize,
     head: Vec<u8>,
     frame: Option<Frame>,
-    /// The received part of a header frame's payload.
+    /// The received part of the payload of a HEADERS or CONTINUATION frame.
     payload: Vec<u8>,
     block: Option<Block>,
     decoder: Decoder<'static>,

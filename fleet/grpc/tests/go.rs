@@ -54,7 +54,8 @@ fn capture(name: &str) -> Vec<u8> {
 }
 
 /// Sends bytes to a server at `socket`, and reads until the server has completed `streams` streams or closed the
-/// connection. Returns the kinds and the payloads of the received frames.
+/// connection. Returns the kinds of the received HEADERS and RST_STREAM frames, and the payloads of all received
+/// frames.
 fn answers(socket: &Path, bytes: &[u8], streams: usize) -> (Vec<u8>, Vec<u8>) {
     let mut stream = UnixStream::connect(socket).unwrap();
     stream.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();

@@ -29,7 +29,7 @@ const SOCKET: &str = "vgpu.sock";
 /// The hook, which serves virt-launcher's calls.
 #[derive(Clone, Debug)]
 pub struct Hook {
-    /// Name of the hook, which is also the name of the sidecar's file.
+    /// Name of the hook. The name of its socket is this name with the suffix `.sock`.
     pub name: String,
     /// Requests that apply to virtual machines without the annotation.
     pub requests: Vec<String>,

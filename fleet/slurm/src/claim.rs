@@ -154,7 +154,7 @@ pub fn table(
         }
     }
     if let Some(group) = &given.share_group {
-        // Jobs of different users do not trust each other.
+        // Jobs of different users do not trust each other, so each user has separate groups.
         table["share_group"] = format!("u{user}-{group}").into();
     }
     if let Some(mode) = &given.sharing {

@@ -1,6 +1,6 @@
 //! Parses lists of nodes in Slurm's form: `n1`, `n[1-3,07]`, `rack[0-1]n[1-9]x,login`.
 
-/// Maximum number of names in an expanded list.
+/// Maximum length of a list in bytes.
 const MAX_LIST: usize = 1 << 20;
 
 /// Returns true if a list contains a node.

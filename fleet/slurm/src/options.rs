@@ -168,8 +168,8 @@ fn mib(text: &str) -> Option<u64> {
     (1..=MIB_MAX).contains(&mib).then_some(mib)
 }
 
-/// Arguments of the plugin: the words `KEY=VALUE` on its line in `plugstack.conf`. In paths, `%n` stands for the node's
-/// name.
+/// Arguments of the plugin: the words `KEY=VALUE` on its line in `plugstack.conf`. In the paths of the sockets and of
+/// the ledger, `%n` stands for the node's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Arguments {
     /// The daemon's admin socket.
@@ -251,7 +251,8 @@ impl Arguments {
         Ok(read)
     }
 
-    /// Returns the arguments with the node's name set, and with `%n` in paths replaced.
+    /// Returns the arguments with the node's name set, and with `%n` replaced in the paths of the sockets and of the
+    /// ledger.
     #[must_use]
     pub fn on(mut self, node: Option<&str>) -> Self {
         let node = node.unwrap_or_default();

@@ -193,7 +193,7 @@ pub fn begin(arguments: &Arguments, given: &Given, job: &Job) -> Result<Vec<(Str
 }
 
 /// Returns the pipe folder of the MPS server in a job's group, if the group has such a server. Waits until the server
-/// accepts clients, because a program that starts earlier never becomes a client.
+/// accepts clients, for at most [`SERVER_TIMEOUT`], because a program that starts earlier never becomes a client.
 fn pipes(arguments: &Arguments, given: &Given, path: &str) -> Result<Option<PathBuf>, String> {
     if given.share_group.is_none() {
         return Ok(None);
@@ -294,7 +294,7 @@ fn run(command: &mut Command) -> std::io::Result<bool> {
 pub fn end(arguments: &Arguments, job: u32) -> Result<(), String> {
     let Some(usage) = usage(arguments, job)? else { return Ok(()) };
     let named = |error: std::io::Error| format!("{}: {error}", arguments.ledger.display());
-    // A later call would find nothing to record.
+    // Open the ledger before the removal, because a later call would find nothing to record.
     let mut ledger = opened(&arguments.ledger).map_err(named)?;
     let folder = if usage.kind == "vgpu" { "vms" } else { "tenants" };
     let path = format!("/v1/{folder}/{}", name(job));
@@ -312,7 +312,7 @@ pub fn end(arguments: &Arguments, job: u32) -> Result<(), String> {
 /// Opens the ledger for appending. Creates the file and its folder if they do not exist.
 fn opened(ledger: &Path) -> std::io::Result<fs::File> {
     if let Some(folder) = ledger.parent() {
-        // The mode must not depend on the umask of Slurm's process.
+        // Set the mode, because the umask of Slurm's process may permit writes by other users.
         fs::DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
     }
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;

@@ -222,7 +222,8 @@ impl Balancer {
         chosen.len() as u32
     }
 
-    /// Selects victims among a VM's chunks, excluding those that `stays` protects.
+    /// Selects victims among a VM's chunks, excluding pinned chunks, chunks in the plan, and chunks that `stays`
+    /// protects.
     fn victims(&mut self, round: &Round<'_>, at: usize, count: u32, stays: Stays, now_ns: u64) -> Vec<u32> {
         if count == 0 {
             return Vec::new();
@@ -268,7 +269,7 @@ impl Balancer {
         chosen
     }
 
-    /// Returns the chunks of a VM that arrived in `tier` less than `time` ns ago, in ascending order.
+    /// Returns the chunks of a VM with a move to `tier` that was planned less than `time` ns ago, in ascending order.
     fn came(&self, vm: TenantId, tier: Tier, time: u64, now_ns: u64) -> impl Iterator<Item = u32> + '_ {
         let of_vm = self.moved.range((vm, 0)..=(vm, u32::MAX));
         let is_recent = move |when: u64| now_ns.saturating_sub(when) < time;

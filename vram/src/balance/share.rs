@@ -101,7 +101,7 @@ fn level(chunks: i128, claims: &[Claim], bounds: &[(i128, i128)]) -> (i128, i128
     let highest = bends.last().map_or((0, 1), |bend| bend.at);
     for bend in &bends {
         if fixed * bend.at.1 + slope * bend.at.0 >= chunks * bend.at.1 {
-            // If no share grows here, even the sum of the minimum shares exceeds `chunks`.
+            // If no share grows here, the sum of the minimum shares is at least `chunks`.
             return if slope > 0 { (chunks - fixed, slope) } else { (0, 1) };
         }
         fixed += bend.fixed;

@@ -21,7 +21,8 @@ pub struct Summary {
     pub quarantined: u32,
     /// Number of chunks among `free` and `to_scrub` that are reserved for the unused part of VMs' guarantees.
     pub promised: u32,
-    /// Number of chunks among `free` and `to_scrub` that are reserved for the unused part of the mediator's share.
+    /// Number of chunks among `free` and `to_scrub` that are reserved for the mediator: the unused part of its share,
+    /// and its claim.
     pub set_aside: u32,
     /// Number of chunks among `free` and `to_scrub` that are reserved for the unused part of the reserve.
     pub reserve: u32,

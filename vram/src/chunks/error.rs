@@ -13,7 +13,7 @@ pub enum Limit {
         free: u32,
         /// Number of chunks without an owner that are not zeroed yet.
         to_scrub: u32,
-        /// Number of chunks without an owner that are promised.
+        /// Number of chunks without an owner that are reserved for other VMs, the mediator, or evictions.
         promised: u32,
     },
     /// The VM's quota of this number of chunks is used up.
@@ -39,8 +39,8 @@ impl Limit {
         }
     }
 
-    /// Returns the limit that the operator should change: `host`, the limit on host memory, or `self` if the VM must
-    /// not use host memory.
+    /// Returns the limit that the operator should change: `host`, the limit on host memory, or `self` if host memory
+    /// was not considered or the VM must not use it.
     #[must_use]
     pub const fn decisive(self, host: Option<Self>) -> Self {
         match host {
@@ -157,7 +157,7 @@ pub enum Error {
         /// Requested address.
         address: GuestVramAddr,
     },
-    /// The guest chunk does not exist, or is unplaced and cannot move.
+    /// The guest chunk does not exist, or it is unplaced and therefore cannot move.
     #[error("guest chunk {index} of VM {vm} has no place")]
     NotPlaced {
         /// VM of the guest chunk.

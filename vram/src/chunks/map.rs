@@ -18,7 +18,7 @@ pub(super) struct VmMap {
     bytes: u64,
     /// Log2 of the chunk size in bytes.
     shift: u32,
-    /// Place of each placed guest chunk.
+    /// Place of each guest chunk, or `None` if the chunk is unplaced.
     chunks: Vec<Option<Spot>>,
     /// Chunks in the reserve, which are on the card but are counted as host memory.
     parked: BTreeSet<u32>,
@@ -173,8 +173,8 @@ impl VmMap {
         self.sums.moving -= 1;
     }
 
-    /// Ends a move to `tier`. `drains` is true if the chunk was in the reserve. `alive` is true if the chunk still
-    /// exists.
+    /// Ends a move to `tier`. `drains` is true if the chunk was in the reserve. `alive` is true if the chunk is still
+    /// placed.
     pub(super) fn end(&mut self, tier: Tier, drains: bool, alive: bool) {
         if !drains {
             *self.on_the_way(tier) -= 1;

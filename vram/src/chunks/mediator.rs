@@ -39,7 +39,7 @@ impl ChunkTable {
     ///
     /// # Errors
     /// Returns [`Error::CardFull`] if no such run is available, or if its chunks are guaranteed to VMs. Returns
-    /// [`Error::NeedsScrub`] if such a run may become available after scrubbing.
+    /// [`Error::NeedsScrub`] if such a run may become available after scrubbing, or [`Error::Empty`] if `count` is 0.
     pub fn reserve_mediator(&mut self, count: u32, align: u32) -> Result<ChunkId, Error> {
         if count == 0 {
             return Err(Error::Empty);

@@ -41,8 +41,8 @@ impl ChunkTable {
         (self.parked - self.draining).min(self.host.room())
     }
 
-    /// Moves a guest chunk from its VM's card chunks into the reserve. The VM's card chunk becomes spare, or stays
-    /// promised if the VM is then below its guarantee.
+    /// Moves a guest chunk from its VM's card chunks into the reserve. In exchange, a free chunk of the reserve becomes
+    /// spare, or is promised to the VM if the VM is then below its guarantee.
     pub(super) fn park(&mut self, vm: TenantId, index: u32) -> Result<(), Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         if let Some(limit) = self.limit_of(map, Tier::Host) {

@@ -268,7 +268,7 @@ fn places(card: &Stock, host: &Stock) -> Result<Places, Invalid> {
     Ok(places)
 }
 
-/// Returns the moves of placed chunks, keyed by chunk.
+/// Checks the moves, and returns those of placed chunks, keyed by chunk.
 fn moving(
     maps: &BTreeMap<TenantId, VmMap>,
     flights: &BTreeMap<MoveId, Flight>,
@@ -285,7 +285,7 @@ fn moving(
             Fate::Ownerless => true,
         };
         let first = fate != Fate::Alive || moving.insert((vm, index), id).is_none();
-        // A chunk that is being moved from the reserve to host memory is still on the card.
+        // A move from the reserve always leads to host memory.
         Invalid::unless(sound && first && (!drains || to.tier() == Tier::Host), || {
             format!("the chunk of move {} does not exist", id.0)
         })?;

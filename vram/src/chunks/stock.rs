@@ -9,8 +9,8 @@ pub(crate) use saved::SavedStock;
 use super::state::ChunkState;
 use std::collections::{BTreeSet, VecDeque};
 
-/// All units of the card's or the host's memory, indexed by number. Invariant: `free`, `to_scrub`, and `scrubbing` are
-/// consistent with `states`.
+/// All units of card or host memory, indexed by number. Invariant: `free`, `to_scrub`, and `scrubbing` are consistent
+/// with `states`.
 ///
 /// `states` grows with use up to `limit`, so a large unused limit has no cost. If the limit is lowered below the number
 /// of owned units, no unit is allocated until enough units have been released. Units beyond the limit are removed when
@@ -21,7 +21,7 @@ pub(super) struct Stock {
     free: BTreeSet<u32>,
     to_scrub: VecDeque<u32>,
     scrubbing: u32,
-    /// Units that will be quarantined when they lose their owner.
+    /// Units that will be quarantined when they lose their owner or their scrub ends.
     condemned: BTreeSet<u32>,
     /// Number of quarantined units.
     quarantined: u32,
@@ -97,7 +97,7 @@ impl Stock {
         self.scrubbed
     }
 
-    /// Assigns the first free unit to an owner. Returns `None` if no unit within the limit is zeroed.
+    /// Assigns the first free unit to an owner. Returns `None` if no zeroed unit is available within the limit.
     pub(super) fn take(&mut self, to: ChunkState) -> Option<u32> {
         if self.room() == 0 {
             return None;
@@ -149,8 +149,8 @@ impl Stock {
         self.quarantined
     }
 
-    /// Permanently excludes a unit from use: immediately if it is free or waits to be scrubbed, or otherwise after it has
-    /// lost its owner or has been scrubbed.
+    /// Permanently excludes a unit from use: immediately if it is free or waits to be scrubbed, or otherwise after it
+    /// has lost its owner or has been scrubbed.
     pub(super) fn quarantine(&mut self, number: u32) {
         match self.state(number) {
             ChunkState::Quarantined => {}

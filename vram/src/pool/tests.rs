@@ -106,7 +106,7 @@ fn saved_pools_that_cannot_be_are_refused() {
         let mut unclaimed = table.unclaimed();
         PagePool::restored(saved, &table, &mut unclaimed).expect_err("restoring succeeded").to_string()
     };
-    // Chunks of a VM and chunks without an owner are rejected.
+    // A chunk that does not belong to the mediator is rejected.
     assert!(
         refused(&|saved| saved.runs[1].0 = 5).contains("chunk 5 is used twice, or does not belong to the mediator")
     );

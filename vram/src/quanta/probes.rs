@@ -44,7 +44,7 @@ impl Done {
     }
 }
 
-/// State of the probes of VMs whose thrashing cannot be measured.
+/// Phase of the probes of VMs whose thrashing cannot be measured.
 #[derive(Clone, Debug, Default)]
 enum State {
     /// No work has been observed yet.
@@ -114,7 +114,8 @@ impl Probes {
         self.done = done;
     }
 
-    /// Records that quanta have ended or now have another reason.
+    /// Discards observations and results because quanta have ended or the settings have changed. A pause after a failed
+    /// probe continues.
     pub(super) fn end(&mut self) {
         if !matches!(self.state, State::Resting { .. }) {
             self.state = State::Begins;

@@ -1,4 +1,4 @@
-//! Working sets of VMs, and the VMs that must take turns.
+//! Working sets of VMs, and the selection of VMs that must take turns.
 
 use crate::TenantId;
 use std::collections::BTreeMap;

@@ -8,11 +8,11 @@
 //! for it.
 //!
 //! The worker that releases a piece measures whether the card's free memory grows by the size of the piece. If the free
-//! memory grows less, the tenant is a suspect for some polls. If NVML reports at least as much used memory without a
-//! process, the suspects are charged for this memory until it is free, even after their programs have exited. Two kinds
-//! of releases are less certain: those of an exiting program, which releases its memory shortly after its connection,
-//! and those of other kinds of memory, which are not measured. For these, a tenant is charged only for the part that
-//! cannot be another tenant's missing memory.
+//! memory grows less, the tenant is a suspect for some polls. If NVML then reports used memory without a process, the
+//! suspects are charged for it, up to the size of their missing memory. The charge remains until the memory is free,
+//! even after their programs have exited. Two kinds of releases are less certain: those of an exiting program, which
+//! closes its connection shortly before it releases its memory, and those of other kinds of memory, which are not
+//! measured. For these, a tenant is charged only for the part that cannot be another tenant's missing memory.
 
 use std::collections::BTreeMap;
 
@@ -45,9 +45,9 @@ pub(super) struct Accounts {
     suspects: BTreeMap<TenantId, Suspect>,
     /// Lowest number of bytes that NVML did not attribute to any process.
     baseline: Option<u64>,
-    /// Number of processes that NVML reported at the last poll.
+    /// Number of processes that NVML reported at the last poll, including the owner.
     processes: u64,
-    /// Bytes at the last poll that NVML did not attribute to any process.
+    /// Bytes at the last poll that NVML did not attribute to any process, in excess of the expected number.
     gap: u64,
     /// Number of bytes that cannot be charged to any process or tenant.
     unexplained: u64,
@@ -60,7 +60,7 @@ pub(super) struct Accounts {
 /// A tenant's released memory that did not become free, in bytes per poll, latest poll first.
 #[derive(Debug, Default)]
 struct Suspect {
-    /// Memory that the tenant's programs had reported as released.
+    /// Memory of chunks that were released while their programs were connected.
     sure: [u64; SUSPECT_LOOKS],
     /// Memory whose release may still be in progress.
     perhaps: [u64; SUSPECT_LOOKS],
@@ -93,7 +93,8 @@ impl Past {
 }
 
 impl Core {
-    /// Records the processes that use the card. `users` does not contain the owner, which uses `own` bytes itself.
+    /// Records the processes that use the card, and charges tenants for memory beyond their accounts. `users` does not
+    /// contain the owner, which uses `own` bytes itself.
     pub(super) fn compare(&mut self, users: &[User], own: Option<u64>) {
         // Without pieces, the owner's memory contains only its context. The first poll happens before any program
         // connects.
@@ -173,6 +174,7 @@ impl Core {
     }
 
     /// Charges memory that NVML does not attribute to any process to the tenants whose released memory is missing.
+    /// Reduces earlier charges if that memory has become free.
     fn attribute(&mut self, lost: u64) {
         let charged = self.tenants.values().fold(0u64, |sum, tenant| sum.saturating_add(tenant.past.kept));
         if lost < charged {
@@ -207,8 +209,8 @@ impl Core {
         tenants.into_iter().for_each(|id| self.charge(id));
     }
 
-    /// Records memory that a tenant released but that did not become free. `sure` is set if the tenant had reported the
-    /// release.
+    /// Records memory that a tenant released but that did not become free. `sure` is set if it belonged to chunks that
+    /// were released while their programs were connected. Does nothing while NVML or the driver fails.
     pub(super) fn missing(&mut self, tenant: TenantId, sure: bool, bytes: u64) {
         if bytes > 0 && self.accounts.sees && self.tenants.contains_key(&tenant) {
             let suspect = self.accounts.suspects.entry(tenant).or_default();
@@ -235,22 +237,22 @@ impl Core {
         missing > 0 && self.most(tenant).saturating_sub(has) <= missing
     }
 
-    /// Records that a process has released memory. The memory is no longer charged to the process, although a
-    /// descriptor may keep it allocated.
+    /// Records that a process has released fixed memory. If a descriptor may keep memory of this kind allocated, the
+    /// bytes are recorded as missing.
     pub(super) fn gave_back(&mut self, tenant: TenantId, kind: FixedKind, bytes: u64) {
         if matches!(kind, FixedKind::Shared | FixedKind::Driver) {
             self.missing(tenant, false, bytes);
         }
     }
 
-    /// Returns the tenant that released a card piece, and true if the tenant had reported the release. Returns each
-    /// release only once.
+    /// Removes and returns the tenant of a released card piece, and false if the piece belonged to a program whose
+    /// connection is closed.
     pub fn giver_of(&mut self, piece: PieceId) -> Option<(TenantId, bool)> {
         self.pieces.given_up(piece)
     }
 
-    /// Reserves indices of a tenant for its memory beyond its account, and logs the excess. If the tenant exceeds its
-    /// limit and the settings require it, kills its programs.
+    /// Adjusts the number of indices that are reserved for a tenant's memory beyond its account, and logs the excess.
+    /// If the tenant exceeds its limit and the settings require it, kills its programs.
     fn charge(&mut self, id: TenantId) {
         let chunk = self.table.chunk_bytes();
         let Some(tenant) = self.tenants.get(&id) else { return };
@@ -296,7 +298,7 @@ impl Core {
     }
 
     /// Reserves one more index for memory beyond a tenant's account. Returns `Err(true)` if this exceeds the tenant's
-    /// limit.
+    /// limit, or `Err(false)` if it fails for another reason.
     fn place_past(&mut self, id: TenantId) -> Result<(), bool> {
         let index = self.tenants.get(&id).map(|tenant| tenant.indices.lowest()).ok_or(false)?;
         if self.is_full(id) {
@@ -364,7 +366,7 @@ impl Core {
         }
     }
 
-    /// Returns true if some used card memory is not in any account.
+    /// Returns true if card memory is used beyond the accounts, or if released memory is missing.
     pub(super) fn is_past(&self) -> bool {
         let of_tenants = self.tenants.values().any(|tenant| tenant.past.bytes() > 0);
         of_tenants || self.accounts.unexplained > 0 || !self.accounts.suspects.is_empty()

@@ -92,8 +92,8 @@ impl Core {
         true
     }
 
-    /// Returns an index for an adopted chunk. If the tenant may not have more of the chunk's memory (card or host),
-    /// places the chunk in the other memory until it can be moved.
+    /// Allocates an index and a place for an adopted chunk. If the place cannot be in the chunk's memory (card or
+    /// host), records that the chunk is misplaced, so that it is moved.
     fn place_adopted(&mut self, id: SessionId, tenant: TenantId, memory: Memory) -> Option<u32> {
         let index = self.tenants.get(&tenant)?.indices.lowest();
         let address = self.table.guest_address(index);

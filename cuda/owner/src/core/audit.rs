@@ -78,10 +78,10 @@ impl Core {
         assert!(self.next - self.first_number < OWN_NUMBERS);
     }
 
-    /// Checks that no state remains.
+    /// Checks that no connection, request or chunk remains.
     ///
     /// # Panics
-    /// Panics if any state remains.
+    /// Panics if any of these remains.
     pub(crate) fn audit_empty(&self) {
         assert!(self.sessions.is_empty() && self.machine.relocations.is_idle() && self.releases.is_empty());
         assert!(self.making.is_empty() && self.adopters.is_empty() && self.hungry.is_empty(), "a request still waits");

@@ -9,8 +9,8 @@ use std::collections::BTreeSet;
 use std::hash::BuildHasher as _;
 use vram::TenantId;
 
-/// Maximum total of the chunk numbers of a tenant's processes, for each chunk of the tenant's memory limit. A process
-/// gets a number for each chunk that it allocates or opens.
+/// Maximum number of chunk numbers of a tenant's processes, per chunk of the tenant's memory limit. A process gets a
+/// number for each chunk that it allocates or opens.
 const USERS_PER_CHUNK: u64 = 8;
 /// Minimum value of the resulting limit, for tenants with little memory.
 const USERS_MIN: u64 = 1 << 16;
@@ -39,7 +39,7 @@ impl Core {
             return refuse(self, Refusal::Moving);
         }
         let named: Option<Vec<Named>> = indices.iter().map(|&index| self.named(tenant, index)).collect();
-        // A chunk without a number was shared under an earlier owner, and this owner has no descriptor for it.
+        // Chunks that were adopted without a descriptor are fixed memory, which this owner cannot export.
         let Some(named) = named else { return refuse(self, Refusal::Unsupported) };
         // Programs export a buffer each time they send it, so most exports repeat an earlier one.
         if let Some(share) = self.shares.token(tenant, &named) {
@@ -71,7 +71,7 @@ impl Core {
         self.send(id, FromOwner::Shared { request, share: Share(token) });
     }
 
-    /// Returns a chunk in the form that tokens use, or `None` if the index does not refer to a chunk.
+    /// Returns the index and number of a chunk, or `None` if the index does not refer to a chunk.
     fn named(&self, tenant: TenantId, index: u32) -> Option<Named> {
         let Body::Chunk { number, .. } = self.tenants.get(&tenant)?.bodies.get(&index)? else { return None };
         Some((index, *number))

@@ -67,8 +67,8 @@ impl Core {
         self.count_fixed(id, tenant);
     }
 
-    /// Reserves indices for fixed memory on the card, and replies to the requests in order. If this event reaches its
-    /// work limit, the next event continues.
+    /// Reserves or releases indices to match a process's fixed memory on the card, and replies to its requests in
+    /// order. If this event reaches its work limit, the next event continues.
     pub(super) fn count_fixed(&mut self, id: SessionId, tenant: TenantId) {
         loop {
             let Some(session) = self.sessions.get_mut(&id) else { return };
@@ -129,7 +129,7 @@ impl Core {
         }
     }
 
-    /// Rejects the oldest request for fixed memory, and releases its chunks.
+    /// Rejects the oldest request for fixed memory, and subtracts its bytes from the process's total.
     fn refuse_fixed(&mut self, id: SessionId, reason: Refusal) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let Some(Fixing { request, kind, bytes, .. }) = session.fixing.pop_front() else { return };
@@ -165,7 +165,7 @@ impl Core {
 
     fn release_some(&mut self) {
         while let Some(mut release) = self.releases.pop_front() {
-            // An exiting program releases its memory a little later than its connection.
+            // An exiting program closes its connection a little before it releases its memory.
             self.pieces.ends = true;
             while self.may_work() {
                 if let Some((chunk, index)) = release.users.next() {

@@ -26,7 +26,7 @@ impl Core {
         Ok(())
     }
 
-    /// Coordinates a new tenant's turns on all of its cards.
+    /// Coordinates a new tenant's turns on its cards, if it has several.
     pub(super) fn join_gang(&mut self, id: TenantId) {
         let gang = self.tenants.get(&id).and_then(|tenant| tenant.spec.gang.clone());
         if let Some(gang) = gang {

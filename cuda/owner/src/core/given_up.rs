@@ -6,7 +6,7 @@ use cuda_control::{Action, Incident};
 use std::collections::VecDeque;
 use vram::TenantId;
 
-/// Maximum number of recorded programs per tenant.
+/// Maximum number of abandoned programs recorded per tenant.
 const MAX_KEPT: usize = 4;
 /// Maximum number of incidents that are stored until they are read.
 const MAX_INCIDENTS: usize = 256;
@@ -35,7 +35,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// Returns true if the program's work on the card exceeded a limit. Such reasons count toward quarantine.
+    /// Returns true if the reason counts toward quarantine: the program's work occupied the card for too long.
     const fn is_strike(self) -> bool {
         match self {
             Self::Turn | Self::Occupied | Self::HeldUp => true,
@@ -77,7 +77,7 @@ impl From<GivenUp> for cuda_control::GivenUp {
     }
 }
 
-/// Actions on tenants that have not been read yet.
+/// Unread actions on tenants.
 #[derive(Debug, Default)]
 pub(super) struct Incidents {
     unread: VecDeque<Incident>,
@@ -99,7 +99,8 @@ impl Incidents {
 }
 
 impl Core {
-    /// Removes and returns the actions on tenants since the last call, oldest first.
+    /// Removes and returns the unread actions on tenants, oldest first. If some were dropped, their number precedes
+    /// them.
     pub fn take_incidents(&mut self) -> Vec<Incident> {
         let forgotten = std::mem::take(&mut self.incidents.forgotten);
         let forgotten = Incident { tenant: String::new(), action: Action::Forgotten(forgotten) };
@@ -126,7 +127,7 @@ impl Core {
         self.incidents.add(&name, action);
     }
 
-    /// Records that the driver has suspended a tenant's process.
+    /// Records that the driver has suspended an abandoned process of a tenant.
     pub(super) fn record_suspension(&mut self, tenant: TenantId, pid: u32) {
         let Some(known) = self.tenants.get(&tenant) else { return };
         if let Some(program) = known.given_up.iter().rev().find(|program| program.pid == pid) {
@@ -141,7 +142,7 @@ impl Core {
         self.incidents.add(&known.spec.name, Action::Quarantined);
     }
 
-    /// Records that a session's program was abandoned.
+    /// Records that a session's program was abandoned, and adds a strike to its tenant if the reason is one.
     pub(super) fn record_given_up(&mut self, id: SessionId, reason: Reason) {
         let Some(session) = self.sessions.get(&id) else { return };
         let Some(tenant_id) = session.tenant else { return };

@@ -60,8 +60,8 @@ impl Core {
         most.saturating_sub(self.tenants.get(&tenant).map_or(0, |known| known.bodies.len() as u64 + known.wanted))
     }
 
-    /// Assigns places to a process's requests, oldest first, until no place is free or the event's work limit is
-    /// reached.
+    /// Assigns places to a process's requests, oldest first, and delivers their allocated chunks. Rejects requests that
+    /// cannot be fulfilled. Stops at the first request that must wait, or at the event's work limit.
     pub(super) fn serve(&mut self, id: SessionId, tenant: TenantId) {
         let waits_for_others = !self.expected.is_empty();
         let mut at = 0;
@@ -137,8 +137,8 @@ impl Core {
         true
     }
 
-    /// Allocates an index and a place for a tenant's chunk. Returns `Err(None)` if no place is available now and the
-    /// request may wait.
+    /// Allocates a place for a chunk at the tenant's lowest free index, and returns both. Returns `Err(None)` if no
+    /// place is available now and the request may wait.
     pub(super) fn place(&mut self, tenant: TenantId) -> Result<(u32, Place), Option<Refusal>> {
         let known = self.tenants.get(&tenant).ok_or(Some(Refusal::Failed))?;
         let index = known.indices.lowest();
@@ -169,7 +169,7 @@ impl Core {
         }
     }
 
-    /// Like [`vram::ChunkTable::place`], but first scrubs the places that need it.
+    /// Like [`vram::ChunkTable::place`], but scrubs places first if that is necessary.
     pub(super) fn try_place(&mut self, tenant: TenantId, address: GuestVramAddr) -> Result<Place, Error> {
         loop {
             match self.table.place(tenant, address) {
@@ -184,8 +184,8 @@ impl Core {
         }
     }
 
-    /// Marks places without an owner as scrubbed. These places have no piece, and get a new, zeroed piece on their next
-    /// use.
+    /// Marks the places that need scrubbing as scrubbed, and returns true if there are any. These places have no piece,
+    /// and get a new, zeroed piece on their next use.
     pub(super) fn scrub(&mut self) -> bool {
         let mut any = false;
         while let Some(work) = self.table.take_scrub_work() {
@@ -195,7 +195,7 @@ impl Core {
         any
     }
 
-    /// Allocates a piece for a chunk of a request at the given place.
+    /// Allocates a piece for the next chunk of a request: the chunk with the given index and place.
     fn occupy(&mut self, id: SessionId, tenant: TenantId, at: usize, index: u32, place: Place) {
         let by = Receiver { tenant, session: id };
         let piece = self.pieces.take(memory_of(place), by, &mut self.actions);
@@ -245,7 +245,8 @@ impl Core {
         }
     }
 
-    /// Delivers the existing chunks of a process's requests. A request completes when all of its chunks are delivered.
+    /// Delivers the allocated chunks of each request of a process: full messages immediately, and the last message when
+    /// all of the request's chunks are allocated.
     fn answer(&mut self, id: SessionId) {
         let mut at = 0;
         while let Some(session) = self.sessions.get_mut(&id) {
@@ -348,7 +349,7 @@ impl Core {
 
     /// Moves a new chunk to host memory because the driver has no card memory for it: an abandoned process has not
     /// exited yet, or a tenant uses memory beyond its account. The chunk moves to the card when memory becomes free. If
-    /// neither is the case, an unmanaged process uses the memory; returns false.
+    /// neither is the case, an unmanaged process uses the memory, and the function returns false.
     fn begin_in_host(&mut self, id: SessionId, at: usize, piece: PieceId) -> bool {
         let is_known = !self.given_up.is_empty() || self.is_past();
         if !is_known || self.pieces.memory(piece) != Some(Memory::Device) {
@@ -356,7 +357,8 @@ impl Core {
         }
         let Some(session) = self.sessions.get(&id) else { return false };
         let (Some(tenant), Some(pending)) = (session.tenant, session.pending.get(at)) else { return false };
-        // Only undelivered chunks may lack a piece: those of one message, and those being allocated.
+        // Only undelivered chunks can lack a piece. At most one message of chunks waits for delivery, in addition to
+        // the chunks being allocated.
         let indices: Vec<u32> = pending.items[pending.delivered..].iter().map(|(_, index)| *index).collect();
         let of_it = |index: &u32| self.where_is(tenant, *index).is_some_and(|(other, _)| other == piece);
         let Some(index) = indices.into_iter().find(of_it) else { return false };
@@ -406,7 +408,7 @@ impl Core {
         }
     }
 
-    /// Releases one of a tenant's indices.
+    /// Releases one of a tenant's indices, its place, and its reference to a piece.
     pub(super) fn release_body(&mut self, tenant: TenantId, index: u32) {
         self.work(1);
         let Some(known) = self.tenants.get_mut(&tenant) else { return };

@@ -79,7 +79,7 @@ impl Core {
     /// # Errors
     /// Returns the reason why a program cannot leave. The caller then calls [`Self::stay`].
     pub fn leave(&mut self, id: TenantId) -> Result<Leaving, String> {
-        // A program that reconnects afterwards would use this card without an owner that serves it here.
+        // If a program reconnected after the departure, it would use this card without an owner.
         if let Some(why) = self.reconnecting(id).filter(|_| !self.expected.is_empty()) {
             return Ok(Leaving::Waits(why));
         }
@@ -292,7 +292,7 @@ impl Core {
             // The process has not unmapped its memory.
             return self.end(id, End::Violation);
         }
-        // The process keeps its chunks, which another owner serves.
+        // None of the process's chunks is on this card. The process keeps them, and connects to another owner.
         self.sessions.get_mut(&id).into_iter().for_each(|session| session.departure = Departure::Left);
         self.end_moved(id);
     }

@@ -25,7 +25,8 @@ struct Server {
     running: bool,
     state: ServerState,
     clients: BTreeSet<u32>,
-    /// Program names of the last clients, because a program may exit before the loss of its server is detected.
+    /// Program names of the clients in the latest report, because a program may exit before the loss of its server is
+    /// detected.
     names: BTreeMap<u32, String>,
     /// Process IDs of the server's own processes.
     processes: BTreeSet<u32>,

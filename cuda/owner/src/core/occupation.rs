@@ -95,7 +95,7 @@ impl Core {
         !members.is_empty() && !members.contains(&tenant)
     }
 
-    /// Records the end of a tenant's turn.
+    /// Cancels a tenant's restarted limit and its probes at the end of its turn.
     pub(super) fn is_not_spared_any_more(&mut self, tenant: TenantId) {
         self.deadlines.cancel(Deadline::SecondLimit(tenant));
         self.probes.forget(tenant);

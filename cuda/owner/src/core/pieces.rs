@@ -1,9 +1,9 @@
-//! Physical pieces of memory, and the chunks that each piece may back. A process can keep a piece that it has imported,
-//! regardless of its reports. Therefore, a piece that was given to a process is never reused for another process, not
-//! even one of the same tenant, because programs of a tenant may belong to several users. On the card, a piece is
-//! released and a new one is allocated, which takes 15 us. In host memory, this takes milliseconds, so the piece is
-//! kept for the same process's next use, unless another process needs the memory. A piece that several processes have
-//! used is always released.
+//! Physical pieces of memory, and the processes that may use each piece. A process can keep a piece that it has
+//! imported, regardless of its reports. Therefore, a piece that was given to a process is never reused for another
+//! process, not even one of the same tenant, because programs of a tenant may belong to several users. On the card, a
+//! piece is released and a new one is allocated, which takes 15 us. In host memory, this takes milliseconds, so the
+//! piece is kept for the same process's next use, unless another process needs the memory. A piece that several
+//! processes have used is always released.
 
 use super::types::{Action, PieceId, SessionId};
 use owner_driver::Memory;
@@ -61,8 +61,8 @@ pub(super) struct Pieces {
     host: u32,
     /// Number of host pieces to allocate in advance.
     ready_host: u32,
-    /// Tenants' card pieces that are being released, each with its tenant and true if the tenant had reported the
-    /// release.
+    /// Tenants' card pieces that are being released, each with its tenant, and false if the piece belonged to a program
+    /// whose connection is closed.
     given_up: BTreeMap<PieceId, (TenantId, bool)>,
     /// Set if the pieces released now belong to a program whose connection is closed.
     pub(super) ends: bool,
@@ -75,7 +75,7 @@ impl Pieces {
         Self { pieces, stock, stocking: 0, parked, next: 0, host_most, host: 0, ready_host, given_up, ends: false }
     }
 
-    /// Assigns a number to a piece that this owner did not allocate.
+    /// Returns an unused number for a new or an adopted piece.
     pub(super) fn number(&mut self) -> PieceId {
         self.next += 1;
         PieceId(self.next)
@@ -185,7 +185,7 @@ impl Pieces {
         self.pieces.get(&id).map(|piece| piece.memory)
     }
 
-    /// Allocates a few host pieces in advance.
+    /// Starts to allocate host pieces for the stock, at most [`STOCKING_MOST`] at a time.
     pub(super) fn refill(&mut self, actions: &mut Vec<Action>) {
         while self.is_short() {
             self.stocking += 1;
@@ -239,8 +239,8 @@ impl Pieces {
         }
     }
 
-    /// Returns the tenant that released a card piece, and true if the tenant had reported the release. Returns each
-    /// release only once.
+    /// Removes and returns the tenant of a released card piece, and false if the piece belonged to a program whose
+    /// connection is closed.
     pub(super) fn given_up(&mut self, id: PieceId) -> Option<(TenantId, bool)> {
         self.given_up.remove(&id)
     }

@@ -8,7 +8,7 @@ use tenancy::Deadline;
 use vram::TenantId;
 
 /// Maximum time to wait for replies, in ns.
-// TIMEOUT: a library replies within `RECLAIM_MS`. The owner does not wait longer for any process.
+// TIMEOUT: twice the time within which a library replies.
 const ANSWER_NS: u64 = 2 * RECLAIM_MS * 1_000_000;
 /// Minimum interval between two reclaim orders to a process, in ns. Until then, the process may keep empty chunks,
 /// which make its next allocations faster.
@@ -25,8 +25,8 @@ pub(super) struct Reclaims {
 }
 
 impl Core {
-    /// Reclaims empty chunks from all processes of one tenant or of all tenants, except `asking`. Returns true while
-    /// replies may still arrive.
+    /// Orders the processes of one tenant or of all tenants, except `asking`, to return their empty chunks, unless they
+    /// received such an order recently. Returns true if replies are outstanding and have not timed out.
     pub(super) fn reclaim(&mut self, of: Option<TenantId>, asking: Option<SessionId>) -> bool {
         let clock = self.clock;
         let concerned = |(id, session): &(&SessionId, &mut Session)| {

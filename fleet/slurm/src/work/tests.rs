@@ -27,7 +27,7 @@ fn served() -> (Served, Arguments, tempfile::TempDir) {
 fn job(id: u32, shards: u32, folder: &tempfile::TempDir) -> Job {
     let text = format!("JobId={id} JobName=x\n     Nodes=n1 CPU_IDs=0 Mem=0 GRES=shard:{shards}({shards}/100)\n");
     fs::write(folder.path().join(id.to_string()), text).unwrap();
-    // The user running these tests cannot change the owner of files.
+    // The user running these tests cannot change the owner of files, so the job belongs to this user.
     let uid = fs::metadata(folder.path()).unwrap().uid();
     Job { id, uid, of_array: None }
 }

@@ -1,5 +1,5 @@
-//! Tests random requests, frees, and limit changes, followed by an idle period. Compares the shares with a separate
-//! water-filling computation.
+//! Tests random requests, frees, and limit changes, followed by a period without requests. Compares the shares with a
+//! separate water-filling computation.
 
 use super::CHUNK;
 use super::world::{MS, World};

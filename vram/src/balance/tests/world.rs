@@ -1,4 +1,4 @@
-//! A chunk table and a balancer, with an executor that executes and audits each plan immediately.
+//! A chunk table and a balancer. Each plan is checked and executed immediately.
 
 use super::CHUNK;
 use crate::balance::{Balancer, By, Config, Request};

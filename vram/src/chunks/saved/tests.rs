@@ -9,8 +9,8 @@ use proptest::prelude::*;
 const CHUNK: u64 = CHUNK_BYTES_MIN;
 const VM: TenantId = TenantId(1);
 
-/// Creates a table of 12 chunks. It has a VM with chunks in both memories and the reserve, a mediator chunk, a move in
-/// flight, a move from the reserve to host memory, a dirty chunk, and a quarantined chunk.
+/// Creates a table of 12 chunks. It has a VM with chunks in both memories and the reserve, a frozen VM, a mediator
+/// chunk, two moves in flight (one of them from the reserve), a dirty chunk, and a quarantined chunk.
 fn table() -> ChunkTable {
     let mut table = ChunkTable::new(12 * CHUNK, CHUNK, Contents::Zeroed).unwrap();
     table.set_host_budget(8);

@@ -14,7 +14,7 @@ pub(crate) struct SavedStock {
     pub(crate) states: Vec<SavedPiece>,
     /// Units to scrub, in queue order.
     pub(crate) to_scrub: Vec<u32>,
-    /// Numbers of the units to quarantine when they lose their owner, in ascending order.
+    /// Numbers of the units to quarantine when they lose their owner or their scrub ends, in ascending order.
     pub(crate) condemned: Vec<u32>,
     pub(crate) scrubbed: u64,
     pub(crate) limit: u32,

@@ -450,7 +450,8 @@ impl Model {
         Ok(())
     }
 
-    /// Copies the source's contents to the destination as the copy engine does, even if the chunk was unplaced.
+    /// Copies the contents of a move's source to its destination as the copy engine does, even if the chunk was
+    /// unplaced.
     fn copy(&mut self, which: usize) {
         if self.flights.is_empty() {
             return;

@@ -21,7 +21,7 @@ impl Hints {
         SavedHints { priorities, accesses, referenced, hand: *hand }
     }
 
-    /// Restores the hints about a VM with `chunks` chunks.
+    /// Restores the hints about the chunks of a VM with `chunks` chunks.
     pub(crate) fn restored(saved: SavedHints, chunks: u32) -> Result<Self, Invalid> {
         let SavedHints { priorities, accesses, referenced, hand } = saved;
         let fits = |len: usize, wanted: usize| len == 0 || len == wanted;

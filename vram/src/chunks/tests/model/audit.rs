@@ -96,7 +96,7 @@ impl Model {
             self.note_peaks();
         }
         self.scrub()?;
-        // Move a chunk in the reserve to host memory, or return it to its VM if no host slot is free.
+        // Move the chunks in the reserve to host memory. If no host slot is free, they return to the card below.
         for (vm, index) in self.table.parked().collect::<Vec<_>>() {
             self.begin(vm.0, index, To::Host)?;
             self.end(0, true)?;
