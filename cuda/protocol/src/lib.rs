@@ -72,7 +72,7 @@
 //! ```text
 //! owner  -> tenant  Run { turn, .. }: the gate opens
 //! owner  -> tenant  Stop { turn }: close the gate and drain
-//! tenant -> owner   Stopped { turn, usage, waiting }: no work is in flight, or it completes within `Run::idle_us`
+//! tenant -> owner   Stopped { turn, usage, waiting }: no work is in flight, or it completes within `EARLY_US`
 //! tenant -> owner   Waiting: a submission waits at the closed gate; once per closing of the gate
 //! tenant -> owner   Used { turn, usage }: every [`Run::report_us`], unless that is 0
 //! owner  -> tenant  Yield { turn }: end the turn when the program waits for a result
