@@ -53,8 +53,8 @@
 //!
 //! ```text
 //! owner  -> tenant  Quiesce { order }
-//! tenant -> owner   Quiet { order }: gate closed, no work in flight;
-//!                   or Busy { order }: declined, gate open (the owner copies)
+//! tenant -> owner   Quiet { order }: gate closed, no work in flight (the owner copies);
+//!                   or Busy { order }: declined, gate unchanged
 //! owner  -> tenant  Redirect { order, moves } any number: each chunk's new place and descriptor
 //! tenant -> owner   Redirected { order, moved } one each: the first `moved` chunks are mapped at their old addresses
 //! owner  -> tenant  Resume { order }
