@@ -39,7 +39,7 @@ fn stubs() -> String {
     }
     let _ = writeln!(text, "];");
     for (index, name) in names.iter().enumerate() {
-        // The page is zero in a forked child.
+        // In a forked child, the page is zero, and the stub takes the lazy path.
         let code = format!(
             "cmp dword ptr [rip + {{page}}], 0\", \"je {{lazy}}\", \"jmp qword ptr [rip + {{slots}} + 8 * {index}]"
         );

@@ -148,7 +148,7 @@ impl World {
         }
     }
 
-    /// Executes the workers' next task. If `fails` is set, the allocation or the copy fails.
+    /// Executes the workers' next task. If `fails` is set, the task fails, unless it releases a piece.
     fn work_on(&mut self, fails: bool) {
         match self.work.pop_front() {
             Some(Action::Make { piece, memory, .. }) => {
@@ -321,7 +321,7 @@ pub fn protocol(data: &[u8]) {
     play(data);
 }
 
-/// Returns the kinds of messages that programs have received.
+/// Runs the events in `data`. Returns the kinds of messages that programs have received.
 fn play(data: &[u8]) -> BTreeSet<String> {
     let (mut world, mut input) = (World::new(), Input(data));
     for _ in 0..EVENTS_MOST {

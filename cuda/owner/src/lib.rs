@@ -4,7 +4,7 @@
 //! Modules:
 //! - [`core`]: the state machine that makes all decisions about the tenants' chunks, moves, and turns;
 //! - [`control`]: requests from the daemon, which is this process's parent;
-//! - [`server`]: the socket that programs connect to (`cuda-protocol`), and the threads that call the driver.
+//! - [`server`]: the sockets that programs connect to (`cuda-protocol`), and the threads that call the driver.
 //!
 //! The owner allocates chunks. Programs import them and map them at their own addresses, and the owner copies them
 //! through its own mappings. To move chunks, the owner quiesces a program and copies its chunks, and the program maps

@@ -38,7 +38,7 @@ use workers::Workers;
 
 /// Maximum number of notes from other threads that are handled before processes are served.
 const NOTES_AT_ONCE: usize = 256;
-/// Time during which programs of an earlier daemon can reconnect before other programs get memory.
+/// Time during which programs of an earlier owner can reconnect before other programs get memory.
 // TIMEOUT: programs retry every `cuda_protocol::RECONNECT_MS`, so they have ten attempts.
 const COME_BACK: Duration = Duration::from_secs(2);
 
@@ -64,7 +64,7 @@ pub enum ServerError {
 enum Cause {
     /// A tenant's programs.
     Tenant(TenantId),
-    /// Programs of a user that do not belong to any tenant.
+    /// A user's programs that do not belong to any tenant.
     User(u32),
 }
 
@@ -323,7 +323,7 @@ struct Serving {
     heard: BTreeMap<Cause, SessionId>,
     /// Earliest time at which connections are accepted, in ns since `start`.
     accepts_from: u64,
-    /// Set if unhandled notes remain.
+    /// Set if unhandled notes may remain.
     notes_left: bool,
     peers: Peers,
     vault: Arc<Vault>,
@@ -389,7 +389,7 @@ impl Serving {
         let limit =
             limit.map(|ns| Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 });
         let ids: Vec<SessionId> = self.sessions.keys().copied().collect();
-        // Do not poll the listeners: without a free descriptor for a connection, they would stay readable.
+        // Do not poll the listeners for a while after descriptors have run out, because they would stay readable.
         let listening = if self.now() < self.accepts_from { 0 } else { self.listeners.len() };
         let of_listeners = self.listeners[..listening].iter().map(|(_, listener)| listener.as_fd());
         let of_sessions = self.sessions.values().map(|connection| connection.link.as_fd());
@@ -562,7 +562,8 @@ fn end_for_lost_card(error: &str) {
         "the card was reset or has failed, and all memory of programs on it is lost: the owner ends, and a new one \
          serves once it can open the card"
     );
-    // The driver's objects can no longer be released. Its exit handlers may wait for the card, so they are not executed.
+    // The driver's objects can no longer be released. The driver's exit handlers may wait for the card, so they are not
+    // executed.
     signal_hook::low_level::exit(cuda_control::CARD_LOST);
 }
 

@@ -52,8 +52,7 @@ impl Captures {
         self.over(|(_, origin)| *origin == stream);
     }
 
-    /// Records that a context has been destroyed together with its captures. With `None`, any context may have been
-    /// destroyed.
+    /// Records that a context has been destroyed together with its captures. `None` stands for all contexts.
     pub fn context_ended(&self, context: Option<u64>) {
         self.over(|(of, _)| context.is_none_or(|context| context == *of));
     }

@@ -61,7 +61,7 @@ pub struct Gate {
 /// Reason why [`Held::wait`] returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
-    /// The gate is open.
+    /// The gate is open, or a step may let the submission pass.
     Opened,
     /// The caller must notify the owner that a submission is waiting, and then wait again.
     NotifyOwner,
@@ -236,8 +236,8 @@ impl Gate {
 }
 
 impl Held<'_> {
-    /// Waits until the gate is open or the owner must be notified. If a slice ends while a relocation blocks this
-    /// thread, the owner must be notified that a submission is waiting.
+    /// Waits until the gate is open, a step may let the submission pass, or the owner must be notified. If a slice ends
+    /// while a relocation blocks this thread, the owner must be notified that a submission is waiting.
     pub fn wait(&self) -> Wake {
         let gate = self.0;
         let mut guard = gate.lock();

@@ -52,7 +52,7 @@ struct Marks {
     spare: Vec<(u64, Event)>,
     /// Number of submissions between two marks.
     every: u32,
-    /// Maximum number of marks per stream.
+    /// Maximum number of marks in flight per stream.
     most: usize,
 }
 

@@ -53,8 +53,8 @@
 //!
 //! ```text
 //! owner  -> tenant  Quiesce { order }
-//! tenant -> owner   Quiet { order }: gate closed, no work in flight;
-//!                   or Busy { order }: declined, gate open (the owner copies)
+//! tenant -> owner   Quiet { order }: gate closed, no work in flight (the owner copies);
+//!                   or Busy { order }: declined, gate unchanged
 //! owner  -> tenant  Redirect { order, moves } any number: each chunk's new place and descriptor
 //! tenant -> owner   Redirected { order, moved } one each: the first `moved` chunks are mapped at their old addresses
 //! owner  -> tenant  Resume { order }
@@ -72,7 +72,7 @@
 //! ```text
 //! owner  -> tenant  Run { turn, .. }: the gate opens
 //! owner  -> tenant  Stop { turn }: close the gate and drain
-//! tenant -> owner   Stopped { turn, usage, waiting }: no work is in flight, or it completes within `Run::idle_us`
+//! tenant -> owner   Stopped { turn, usage, waiting }: no work is in flight, or it completes within `EARLY_US`
 //! tenant -> owner   Waiting: a submission waits at the closed gate; once per closing of the gate
 //! tenant -> owner   Used { turn, usage }: every [`Run::report_us`], unless that is 0
 //! owner  -> tenant  Yield { turn }: end the turn when the program waits for a result

@@ -135,7 +135,7 @@ pub fn train(cuda: Cuda, mib: u64, rounds: u64, threads: u64) -> Result<String> 
     Ok(sums.iter().map(|sum| format!("{sum:016x}")).collect::<Vec<_>>().join(" "))
 }
 
-/// Copies a buffer from each device to the next and back, in several ways, and modifies it on each device.
+/// Copies a buffer around the ring of devices in several ways, and modifies it on each device.
 pub fn copies(cuda: Cuda, rounds: u64) -> Result<String> {
     let cards = all(cuda)?;
     let mut buffers = Vec::new();

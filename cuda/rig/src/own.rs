@@ -33,7 +33,7 @@ struct Buffer {
     mapped: bool,
     /// Expected value of the first word.
     value: u64,
-    /// Buffer ID of the memory, as reported by the driver.
+    /// Block ID of the memory, as reported by the driver.
     block: u64,
 }
 
@@ -80,8 +80,8 @@ impl Buffer {
     }
 }
 
-/// Works on memory of several sizes, each mapped at two addresses, while it creates and releases mappings and handles.
-/// Creates all handles with the allocation properties `property`. Returns a checksum.
+/// Runs kernels on buffers of several sizes, each mapped at two addresses, while mappings and handles are created and
+/// released. Creates all handles with the allocation properties `property`. Returns a checksum.
 pub fn work(cuda: Cuda, property: [i32; 8], mib: u64, rounds: u64, spin_us: u64) -> Result<String> {
     const SIZES: [u64; 4] = [2, 4, 6, 10];
     let (fill, add, sum, spin) =
@@ -157,7 +157,7 @@ pub fn work(cuda: Cuda, property: [i32; 8], mib: u64, rounds: u64, spin_us: u64)
     Ok(format!("{total:016x}"))
 }
 
-/// Maps a buffer again, unmaps it, or replaces its handle.
+/// Maps a buffer again, unmaps it, exports it, or replaces its handle.
 fn change(
     cuda: Cuda,
     buffers: &mut [Buffer],

@@ -1,4 +1,4 @@
-//! A scripted owner. It grants all requests, moves random chunks, and ends turns.
+//! A scripted owner. It grants all requests within a quota, moves random chunks, and ends turns.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -54,7 +54,7 @@ pub struct Counts {
     pub refused: u64,
     /// Current amount of fixed memory, in bytes.
     pub fixed_bytes: u64,
-    /// Number of relocations that moved at least one chunk.
+    /// Number of completed relocations for which at least one chunk was copied.
     pub relocations: u64,
     /// Number of moved chunks.
     pub moved: u64,
@@ -70,9 +70,9 @@ pub struct Counts {
     pub quiet_us: u64,
     /// Maximum time that a tenant took to quiesce, in microseconds.
     pub quiet_longest_us: u64,
-    /// Total duration of orders, in microseconds.
+    /// Total duration of completed relocations, in microseconds.
     pub pause_us: u64,
-    /// Maximum duration of an order, in microseconds.
+    /// Maximum duration of a completed relocation, in microseconds.
     pub pause_longest_us: u64,
     /// Number of chunks that processes kept across a restart of the owner.
     pub adopted: u64,
@@ -321,7 +321,7 @@ impl Session {
             FromTenant::Allocate { request, chunks, .. } => self.allocate(request, chunks)?,
             FromTenant::Free { chunks } => {
                 for id in chunks {
-                    // A chunk that is being moved is freed when the tenant replies.
+                    // The new memory of a chunk that is being moved is freed when the tenant replies.
                     let moving = self.order.as_ref().is_some_and(|o| o.moves.iter().any(|m| m.0 == id));
                     if !moving && let Some(held) = self.chunks.remove(&id) {
                         self.discard(held);

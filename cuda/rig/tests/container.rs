@@ -11,8 +11,8 @@ use support::daemon::{Daemon, good, pair, programs, until};
 use support::{Program, Rig, built, chunks, owner, settled};
 
 /// Commands that the runtime executes in the namespaces before the program starts. The arguments are the image's
-/// folder, the library, the socket's folder, and the program with its arguments. Mounts the whole folder, because a
-/// bind-mounted socket would not survive its owner.
+/// folder, the library, the socket's folder, and the program with its arguments. The commands mount the socket's whole
+/// folder, because a bind-mounted socket would not survive its owner.
 const RUNTIME: &str = r#"
 set -e
 image=$1 library=$2 sockets=$3

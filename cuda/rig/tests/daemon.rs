@@ -110,7 +110,7 @@ fn stuck_owner_does_not_block_requests_to_other_cards() {
     let mut program = run(&rig, "a", &[], &["live", "--mib", "8"]);
     program.steps(2);
     signal("-STOP", &daemon.owners()[0]);
-    // Send more requests for the stuck owner than the daemon allows to wait for one card.
+    // Send more requests to the stuck owner than may wait for one card at a time.
     let waiting =
         || ctl_command(&rig, &["tenant", "set", "a", "--weight", "50"]).stderr(Stdio::piped()).spawn().expect("starts");
     let mut waiting: Vec<_> = (0..24).map(|_| waiting()).collect();
@@ -183,7 +183,7 @@ fn guarantee_waiting_for_memory_does_not_block_requests() {
     assert_eq!(holder.end(), "held");
 }
 
-/// Waits for a program that must fail. Returns the last line of its output.
+/// Waits for a program that must fail. Returns the rest of its output.
 fn fails(mut program: Program) -> String {
     let mut text = String::new();
     std::io::Read::read_to_string(program.output(), &mut text).expect("readable");
@@ -210,7 +210,7 @@ fn reset_card_loses_its_programs_and_serves_again() {
     let served = |tenant: &str| json(&rig, &["tenant", "show", tenant])["served"] == true;
     until(&rig, "b", "both programs are listed", |b| programs(b) == 1);
 
-    // Until the card is reset, its owner cannot start.
+    // From now on, the card rejects new contexts, so its owner cannot start again.
     rig.set_broken(0, true);
     rig.set_exit_waits(0, "cuda-owner");
     rig.reset(0);

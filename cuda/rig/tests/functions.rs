@@ -205,7 +205,7 @@ fn worker_that_the_next_daemon_does_not_know_ends_at_once() {
     let mut service = Service::start(3600);
     let mut driver = service.driver();
     begin(&mut driver, 1);
-    // Without the journals, the next daemon cannot continue.
+    // Without the journals, the next daemon cannot restore the device.
     service.kill();
     let notify = service.rig.folder.path().join("second");
     service.manager = ServiceManager::new(&notify).expect("a service manager");
@@ -222,7 +222,7 @@ fn guest_program_is_shown_with_its_worker() {
     driver.execute(&identify(1, 4321));
     let [worker] = workers(&service.rig)[..] else { panic!("one worker") };
     let check = |service: &Service, pid: u32| {
-        // A new daemon shows the programs once its device has been restored.
+        // A new daemon shows the programs once the device has been restored.
         let mut shown = serde_json::Value::Null;
         until("the VM's program", || {
             shown = json(&service.rig, &["vm", "show", "vm"]);

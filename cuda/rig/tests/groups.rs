@@ -105,7 +105,7 @@ fn folder(rig: &Rig, group: &str) -> PathBuf {
 /// Returns true if a process has not exited.
 fn runs(pid: &str) -> bool {
     let stat = std::fs::read_to_string(Path::new("/proc").join(pid).join("stat")).unwrap_or_default();
-    // The process that adopts an orphan may not reap it.
+    // A zombie counts as exited, because the process that adopts it may not reap it.
     stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with('Z'))
 }
 

@@ -29,8 +29,8 @@ fn card_of(rig: &Rig, name: &str) -> String {
 
 /// Returns true if the owner of a card lists a tenant.
 fn is_listed(rig: &Rig, card: &str, name: &str) -> bool {
-    // A killed owner cannot answer until the daemon has started the next one.
-    // TIMEOUT: only a failing test waits this long.
+    // After an owner is killed, requests fail until the daemon has started the next one. TIMEOUT: only a failing test
+    // waits this long.
     let answer = (0..600).find_map(|_| {
         let output = ctl(rig, &["--json", "memory", "show", card]);
         if !output.status.success() {
@@ -447,7 +447,7 @@ fn is_full_scale() -> bool {
     std::env::var_os("GPU_MEDIATOR_FULL").is_some()
 }
 
-/// Returns the owners' processes, including those that were started again.
+/// Returns the process IDs of the owners, including restarted ones.
 fn owners_of(daemon: &Daemon) -> Vec<i32> {
     // TIMEOUT: only a failing test waits this long.
     for _ in 0..600 {

@@ -32,7 +32,7 @@ fn rounds(program: &mut Program, count: usize) {
     }
 }
 
-/// Makes a program create or destroy objects, and waits until it has completed another round.
+/// Makes a program create or destroy objects, and waits until it has completed two more rounds.
 fn change(program: &mut Program, line: &str) {
     program.say(line);
     while program.line() != line {}

@@ -185,7 +185,7 @@ fn endless_kernel_shares_the_card_until_its_limit() {
 
 #[test]
 fn stopped_program_is_handled_as_configured() {
-    // The fake driver cannot suspend processes, so this policy also results in a kill.
+    // The driver cannot suspend a stopped process, so the policy `suspend` also results in a kill.
     for policy in ["kill", "suspend"] {
         let stuck = format!("on_stuck = \"{policy}\"\ntime.max_run_ms = 500\n");
         let rig = rig(|rig| card(rig, "fake", "") + &tenant("a", "fake", &stuck) + &tenant("b", "fake", ""));

@@ -23,7 +23,7 @@ fn names(rig: &Rig) -> Vec<String> {
     names.map(|tenant| tenant["name"].as_str().expect("a name").to_owned()).collect()
 }
 
-/// Waits for a program's exit, and checks that it was killed by a signal.
+/// Waits for a program's exit, and checks that the program has not succeeded.
 fn ended_by_a_signal(mut program: Program) {
     let mut rest = String::new();
     program.output().read_to_string(&mut rest).expect("readable");

@@ -13,7 +13,7 @@ use support::daemon::{bad, card, ctl, ctl_command, get, good, json, owner_pids, 
 use support::service::{Calls, Service, begin, is_alive, with_window, worker, workers};
 use support::virtio::{Driver, destroy, until};
 
-/// A program of the guest with its memory.
+/// A guest program, and its memory.
 struct Program {
     calls: Calls,
     address: u64,
@@ -226,7 +226,7 @@ fn killed_process_during_a_move_leaves_one_card() {
         let to = if from == "one" { "two" } else { "one" };
         service.until_kept();
         let known = workers(&service.rig);
-        // Delays after the request, up to the end of the move.
+        // Kill the process at different times between the request and the end of the move.
         let delay = Duration::from_millis([5, 15, 30, 60][round % 4]);
         let mut command = ctl_command(&service.rig, &["vm", "move", "vm", "--card", to]);
         let mut moving = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("starts");

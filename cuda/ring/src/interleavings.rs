@@ -131,7 +131,7 @@ impl Rig {
         control.drain(true);
     }
 
-    /// Runs the guest, which sends messages of one to three words and a header, and then waits for a reply.
+    /// Runs the guest, which sends messages of a header and one to three words, and then waits for a reply.
     fn send(&self) {
         let control = View::new(&self.memory);
         let mut producer = Producer::new(&control, &control, SMALL);

@@ -35,7 +35,7 @@ impl BlobKind {
         }
     }
 
-    /// Returns the only permitted size in bytes, or `None` if any size is permitted.
+    /// Returns the minimum size in bytes, or `None` if any size is permitted.
     pub const fn bytes(self) -> Option<u64> {
         match self {
             Self::Control => Some(control::BYTES),
@@ -71,7 +71,7 @@ pub mod control {
     pub const TAIL: u64 = 0xc0;
     /// Nonzero while the worker sleeps and waits for a doorbell.
     pub const ASLEEP: u64 = 0x100;
-    /// Number of guest threads that sleep.
+    /// Number of guest threads that have announced a wait.
     pub const WAITING: u64 = 0x140;
     /// Number of notifications sent by the worker. The low half is the futex of the loopback transport.
     pub const EVENTS: u64 = 0x180;
@@ -119,11 +119,11 @@ pub mod state {
 pub mod ring {
     /// Offset of the ordered ring.
     pub const ORDERED: u64 = 0;
-    /// Size of this ring in bytes. A power of two.
+    /// Size of the ordered ring in bytes. A power of two.
     pub const ORDERED_BYTES: u64 = 4 << 20;
     /// Offset of the side ring.
     pub const SIDE: u64 = ORDERED + ORDERED_BYTES;
-    /// Size of this ring in bytes. A power of two.
+    /// Size of the side ring in bytes. A power of two.
     pub const SIDE_BYTES: u64 = 256 << 10;
     /// Size of the blob in bytes.
     pub const BYTES: u64 = SIDE + SIDE_BYTES;

@@ -20,9 +20,10 @@ pub fn awake(control: &impl Words) {
     control.store(control::ASLEEP, 0);
 }
 
-/// Returns true if a guest thread sleeps. Must be called after a change of words that a thread may wait for.
+/// Returns true if a guest thread has announced a wait. Must be called after a change of words that a thread may wait
+/// for.
 pub fn must_notify(control: &impl Words) -> bool {
-    // The load of the number of sleepers must not be reordered before the change.
+    // The load of the number of waiting threads must not be reordered before the change.
     control.fence();
     control.load(control::WAITING) != 0
 }

@@ -11,7 +11,7 @@ pub const fn sequence(slot: u16) -> u64 {
     control::SLOTS + slot as u64 * control::SLOT_BYTES
 }
 
-/// Returns the offset of the word for a reply's result. The upper half is the number of data words.
+/// Returns the offset of the word for a reply's result. The upper half of the word is the number of data words.
 pub const fn result(slot: u16) -> u64 {
     sequence(slot) + 8
 }

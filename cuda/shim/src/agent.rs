@@ -40,7 +40,8 @@ const RECLAIM_LOOK: Duration = Duration::from_millis(1);
 const POLL_OVERTIME: Duration = Duration::from_micros(300);
 
 /// Connects to the owners on the first call, and initializes the driver with `init`, which receives the tenant's cards
-/// and those to which the program could move. Returns the result of `init`.
+/// and those to which the program could move. Returns the result of `init`, or an error if an owner is unreachable or
+/// rejects the program.
 pub fn start(shim: &'static Shim, init: impl FnOnce(&[CardInfo], &[[u8; 16]]) -> c_int) -> c_int {
     // A child cannot initialize the driver if its parent forked while doing so.
     let Some(mut state) = shim.start.take() else { return driver::NOT_INITIALIZED };
@@ -216,7 +217,7 @@ struct Agent {
     reclaim: Option<Reclaim>,
     /// Protocol version.
     version: u16,
-    /// Expected start of the next slice.
+    /// Time until which this thread busy-polls for the next slice.
     soon: Option<Instant>,
     turn: Option<Turn>,
     order: Option<Order>,
@@ -271,7 +272,8 @@ impl Agent {
         }
     }
 
-    /// Returns empty chunks if the owner has requested them. Chunks still used by earlier work follow later.
+    /// Returns empty chunks if the owner has requested them, and acknowledges the request. Chunks still used by earlier
+    /// work follow later.
     fn reclaim(&mut self) -> Result<(), LinkError> {
         let Some(reclaim) = self.reclaim.as_mut().filter(|reclaim| reclaim.looked.elapsed() >= RECLAIM_LOOK) else {
             return Ok(());
@@ -438,10 +440,11 @@ impl Agent {
 
     fn stop(&mut self) -> Result<(), LinkError> {
         let Some(turn) = self.turn.take() else { return Ok(()) };
-        // Waking the waiting threads takes about as long as the tolerated idle time.
+        // Announce the completion this early, because waking the next slice's threads takes about as long as the
+        // tolerated idle time.
         let lead = Duration::from_micros(turn.run.idle_us.into());
         self.card.gate.close(gate::NO_SLICE, None);
-        // Drain, because the driver may have work left after the measured work.
+        // Drain unless all work is measured and about to complete, because the driver may have other work left.
         if !self.approach_end(&turn.run, lead) || !self.card.pacing.run_ahead.is_measured() {
             self.shim.drain(self.card, None);
         }

@@ -149,7 +149,7 @@ impl Deref for Connection {
     }
 }
 
-/// Moves descriptors to numbers of at least [`LOWEST`].
+/// Moves descriptors to numbers of at least [`LOWEST`], if possible.
 fn moved(descriptors: Vec<(Mark, OwnedFd)>) -> Vec<(Mark, OwnedFd)> {
     let copy = |number: i32| {
         if number >= LOWEST {

@@ -47,7 +47,7 @@ pub fn is_own() -> bool {
     true
 }
 
-/// Makes the kernel zero the page in children.
+/// Makes the kernel zero the page in children, and registers the `fork` handler.
 fn watch_forks() {
     /// Set once the handler is registered. A static variable, because the C library keeps the handler for all later
     /// children.

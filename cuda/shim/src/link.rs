@@ -117,7 +117,7 @@ pub fn connect(socket: &Path, hello: Hello) -> Result<Welcomed, LinkError> {
         match connected {
             Ok((FromOwner::Welcome(welcome), connection)) => return Ok((connection, welcome, Vec::new())),
             Ok((FromOwner::WelcomeAmong { welcome, others }, connection)) => return Ok((connection, welcome, others)),
-            // The tenant is between two cards. A program that has memory retries anyway.
+            // The tenant is moving between two cards, so retry. For a program with memory, the caller retries.
             Ok((FromOwner::Goodbye(End::Moved), _)) if !hello.adopts && begin.elapsed() < OWNER_TIMEOUT => {
                 std::thread::sleep(Duration::from_millis(RECONNECT_MS));
             }
@@ -334,7 +334,7 @@ impl Link {
         tell()
     }
 
-    /// Requests fixed memory from the owner. Returns true if the owner permits it.
+    /// Requests fixed memory from the owner. Returns true if the owner permits it or is absent.
     pub fn fix(&self, card: u8, kind: FixedKind, bytes: u64) -> bool {
         // Reserve the slot before locking, because a thread that waits for memory must not block threads that return
         // memory.

@@ -31,14 +31,14 @@ use fixed::Fixed;
 use graphs::Graphs;
 
 /// Interval at which threads check whether the program has arrived on another card.
-// TIMEOUT: a move takes a fraction of a second, so polling costs nothing.
+// TIMEOUT: a move takes a fraction of a second, so polling costs little.
 const DETACHED_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The program's memory on one card.
 #[derive(Debug)]
 pub struct Memory {
     chunks: Mutex<ChunkMemory>,
-    /// Number of evicted chunks, which are not mapped.
+    /// Number of evicted chunks that are not mapped.
     away: Arc<AtomicUsize>,
     /// Held by the thread that requests chunks.
     grows: Mutex<()>,

@@ -122,7 +122,7 @@ mod tests {
         lock.process.store(std::process::id() + 1, Ordering::SeqCst);
         assert!(lock.take().is_none());
         drop(held);
-        // The lock was free at the fork.
+        // Simulate a lock that was free at the fork.
         assert_eq!(lock.take().map(|value| *value), Some(1));
         assert_eq!(lock.process.load(Ordering::SeqCst), std::process::id());
     }

@@ -9,7 +9,7 @@ use cuda_protocol::{MAX_CARDS, MAX_NAME, SOCKET_SEPARATOR};
 
 /// NVIDIA's environment variable for the folder of an MPS control daemon's pipes.
 const MPS_PIPES_VARIABLE: &str = "CUDA_MPS_PIPE_DIRECTORY";
-/// Name of the control daemon's pipe in that folder.
+/// Name of an MPS control daemon's pipe in the folder of its pipes.
 const MPS_CONTROL_PIPE: &str = "control";
 
 /// Settings of this process.
@@ -41,7 +41,8 @@ impl Settings {
         }
     }
 
-    /// Returns an error message if the list of sockets is invalid.
+    /// Returns an error message if the list of sockets is invalid, or has several sockets although the process is an
+    /// MPS client.
     pub fn fault(&self) -> Option<String> {
         let variable = cuda_protocol::SOCKET_VARIABLE;
         let count = self.sockets.len();

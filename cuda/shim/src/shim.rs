@@ -118,7 +118,7 @@ impl Card {
         }
     }
 
-    /// Records that the program has memory of this card outside its region.
+    /// Records that the program has memory of this card outside the card's region.
     pub fn memory_is_elsewhere(&self) {
         self.memory.set_elsewhere();
     }
@@ -291,14 +291,15 @@ impl Shim {
         card.pacing.drain(&self.captures, &card.contexts, deadline)
     }
 
-    /// Returns the cards that must have no work in flight while memory of `card` is replaced, starting with `card`.
+    /// Returns the cards that must have no work in flight while memory of `card` is replaced: `card`, followed by all
+    /// other cards if `all` is true.
     pub fn users<'a>(&'a self, card: &'a Card, all: bool) -> impl Iterator<Item = &'a Card> {
         let others = self.cards().filter(move |other| all && other.number != card.number);
         std::iter::once(card).chain(others)
     }
 
     /// Waits for all work that may use memory on `card`, and then runs `work` with one of the card's contexts current.
-    /// No such work is in flight meanwhile.
+    /// No such work is in flight meanwhile. Fails during a capture.
     pub fn drained(&self, card: &Card, work: impl FnOnce() -> c_int) -> c_int {
         let _one = self.exports.lock().unwrap_or_else(PoisonError::into_inner);
         let before = driver::current_context();

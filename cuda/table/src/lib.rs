@@ -21,13 +21,13 @@ pub use nvml::NVML;
 pub enum Class {
     /// Allocates card memory for the program.
     Allocate,
-    /// Creates or destroys arrays, whose layout only the driver knows.
+    /// Arrays, whose layout only the driver knows.
     Array,
     /// Stream captures, and related functions.
     Capture,
     /// Contexts, and the partitions of a card that they are bound to.
     Context,
-    /// Submits a copy or a fill.
+    /// Submits copies, fills or prefetches.
     Copy,
     /// Properties of cards.
     Device,

@@ -19,8 +19,8 @@
 //! device -> worker  Resume: the worker executes its program
 //! ```
 //!
-//! The next worker receives the file with `--restore-fd`, and the same window. It sends `Restored` when it continues
-//! the program. With `--held`, it waits for `Resume` after `Restored`. Until then, it exits when its connection is
+//! The next worker receives the file with `--restore-fd`, and the same window. It sends `Restored` when it has restored
+//! the state. With `--held`, it waits for `Resume` after `Restored`. Until then, it exits when its connection is
 //! closed, and the previous worker still has the program. The device repeats messages about blobs that the previous
 //! worker may not have received.
 //!

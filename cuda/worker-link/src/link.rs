@@ -59,10 +59,10 @@ impl Link {
         Ok((Self(a), Self(b)))
     }
 
-    /// Connects to the device that listens at a socket.
+    /// Connects to the device that listens at a socket. Blocks while the listener's queue is full.
     ///
     /// # Errors
-    /// Returns an error if no device listens there, or if the listener's queue is full.
+    /// Returns an error if no device listens there.
     pub fn connect(path: &Path) -> io::Result<Self> {
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;

@@ -62,7 +62,7 @@ pub enum FromWorker {
     },
     /// The worker's state is in the file of `Save` or `Hold`. After `Save`, the worker exits.
     Saved,
-    /// The worker has restored the state of the program's previous worker, and continues the program.
+    /// The worker has restored the state of the program's previous worker, and can continue the program.
     Restored,
     /// The worker has not saved its state, and continues to serve the program.
     Refused {

@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 
 use object_log::{Step, StepKind};
 
-/// Number of words per copy.
+/// Maximum number of words per copy.
 pub(crate) const COPY_WORDS: usize = 512 << 10;
 
 /// Returns the size of the memory contents of a step, in words.
@@ -19,7 +19,7 @@ pub(crate) fn content_words(step: &Step) -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReadError;
 
-/// Reads words at an offset of the file.
+/// Reads words at a byte offset of the file.
 pub(crate) fn read(file: BorrowedFd<'_>, words: &mut [u64], mut offset: u64) -> Result<(), ReadError> {
     let mut bytes = vec![0u8; COPY_WORDS.min(words.len()) * 8];
     for part in words.chunks_mut(COPY_WORDS) {

@@ -12,7 +12,8 @@ use crate::pending::{Origin, Wait};
 /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`.
 const CAPTURE_UNSUPPORTED: i32 = 900;
 
-/// A copy's use of a staging buffer. `is_out` is set if the copy reads from the card.
+/// Location of a copy's data: a staging buffer, or the message if `piece` is `None`. `is_out` is set if the copy reads
+/// from the card.
 #[derive(Clone, Copy)]
 struct Use {
     piece: Option<u64>,
@@ -52,7 +53,8 @@ impl Executor {
         self.end_copy(origin, result, Use { piece, is_out })
     }
 
-    /// Replies when a copy completes, if a reply was requested, and releases the staging buffer that the copy reads.
+    /// Replies when a submitted copy completes, if a reply was requested, or immediately with the error of a failed
+    /// submission. Releases the staging buffer that the copy reads.
     fn end_copy(&mut self, origin: Origin, submitted: Result<u64, i32>, used: Use) -> Result<(), Broken> {
         let read_piece = used.piece.filter(|_| !used.is_out);
         match submitted {

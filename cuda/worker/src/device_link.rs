@@ -47,7 +47,7 @@ impl DeviceLink {
     }
 
     /// Connects to the next daemon. `lost` is the time when the previous daemon's connection was found closed. Returns
-    /// false if no daemon listens within the time limit.
+    /// false if no daemon listens within the time limit, or if the connection must not be replaced.
     pub(crate) fn rejoin(&self, lost: Instant) -> bool {
         let Some(Rejoin { socket, limit }) = &self.rejoin else { return false };
         while lost.elapsed() < *limit {

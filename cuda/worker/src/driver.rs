@@ -128,7 +128,7 @@ impl Driver {
         Ok(Self { described, needed, allocate_at: find("gpu_mediator_allocate_at") })
     }
 
-    /// Returns a driver whose functions do nothing and return success.
+    /// Returns a driver whose functions only return success, except the queries for parameters and variables.
     #[cfg(any(test, feature = "fuzz"))]
     pub fn accepting() -> Self {
         unsafe extern "C" fn accept(

@@ -355,7 +355,8 @@ impl Executor {
         }
     }
 
-    /// Records the effect of a call. Returns the handles of the objects that it has destroyed.
+    /// Records the effect of a successful call. Returns the handles of the objects that were destroyed with a primary
+    /// context.
     fn record(
         &mut self,
         effect: Effect,
@@ -415,7 +416,8 @@ impl Executor {
         self.control.store(slots::deferred(origin.route.slot), u64::from(code.cast_unsigned()));
     }
 
-    /// Logs the failure of a call without a reply, once per error. A later call returns the error to the program.
+    /// Logs the failure of a call without a reply, once for each pair of message type and error. A later call returns
+    /// the error to the program.
     fn report(&mut self, op: u16, code: i32) {
         if self.reported.len() >= MAX_REPORTED || !self.reported.insert((op, code)) {
             return;

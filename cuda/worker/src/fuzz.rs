@@ -276,7 +276,7 @@ mod tests {
         [1, text.len() as u64].into_iter().chain(text.chunks(8).map(word)).collect()
     }
 
-    /// Saves a program that has executed each kind of step. Returns the file.
+    /// Saves a program that has executed each kind of step to a file of `size` bytes. Returns the file.
     fn saved(size: u64) -> Result<OwnedFd, Obstacle> {
         let _alone = alone();
         let window = window();

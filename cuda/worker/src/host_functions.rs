@@ -32,7 +32,7 @@ pub(crate) fn prepare(control: Shared, posted: u64, notify: Box<dyn Fn() + Send 
     let _ = CALLBACKS.set(Callbacks { control, notify, posted: Mutex::new(posted) });
 }
 
-/// Returns the number of callbacks posted to the guest.
+/// Returns the number of callbacks that this worker and the program's previous workers have posted to the guest.
 pub(crate) fn posted() -> u64 {
     CALLBACKS.get().map_or(0, |callbacks| *callbacks.posted.lock().unwrap_or_else(PoisonError::into_inner))
 }

@@ -89,7 +89,7 @@ impl Executor {
         Ok(parameters.iter().map(|(offset, _)| base + u64::from(*offset)).collect())
     }
 
-    /// Launches a function.
+    /// Launches a function, or replies with its maximum number of active clusters.
     pub(crate) fn launch(&mut self, origin: Origin, words: &[u64]) -> Result<(), Broken> {
         let (head, rest) = words.split_at_checked(LAUNCH_WORDS).ok_or(Broken::Malformed)?;
         let [handle, first, second, third, fourth, stream, cooperative, parameter_words] = *head else {

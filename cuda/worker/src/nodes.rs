@@ -143,7 +143,7 @@ impl Executor {
         self.edit_node(origin, &target, functions, (&raw const parameters).addr() as u64)
     }
 
-    /// Replies with the error if an object of the call does not exist.
+    /// Replies with the error of a call whose objects are invalid, or rejects a malformed message.
     fn refuse(&mut self, origin: Origin, fault: Fault) -> Result<(), Broken> {
         match fault {
             Fault::Malformed => Err(Broken::Malformed),

@@ -40,8 +40,8 @@ pub struct Objects {
     handles: HashMap<(Kind, u64), u64, foldhash::fast::FixedState>,
     /// Handles of the objects that an object owns, and that are destroyed with it.
     owned: HashMap<u64, BTreeSet<u64>, foldhash::fast::FixedState>,
-    /// Objects that the driver identifies by a number. The value counts how often the number was returned, because
-    /// several contexts may use the same number.
+    /// Objects that the driver identifies by a number. The value is the number of existing objects with that number,
+    /// because several contexts may use the same number.
     numbers: HashMap<(Numbered, u64), u32, foldhash::fast::FixedState>,
     /// Device memory outside the shared address range, keyed by first address.
     ranges: BTreeMap<u64, Range>,

@@ -42,7 +42,8 @@ impl Executor {
         }
     }
 
-    /// Unregisters pinned memory from the card. Returns the driver's result.
+    /// Unregisters a pinned blob from the card, and unmaps it. Returns the driver's result, or an error if the blob is
+    /// not pinned.
     pub(crate) fn unpin(&mut self, id: u32) -> i32 {
         let Some(blob) = self.window.blob(id) else { return INVALID_VALUE };
         let Some(address) = blob.pinned else { return INVALID_VALUE };

@@ -9,7 +9,7 @@ use std::fs;
 /// First word of the name of a worker.
 const NAME: &str = "guest ";
 
-/// Number of words per list entry: the process ID, its memory in bytes, and its GPU and compute instances.
+/// Number of words per list entry: the process ID, the process's memory in bytes, and its GPU and compute instances.
 const ENTRY_WORDS: usize = 3;
 
 /// Names this thread, which must be the process's main thread, after a guest program.
@@ -30,7 +30,8 @@ fn program_of(process: u32) -> Option<u32> {
     program(&fs::read_to_string(format!("/proc/{process}/comm")).ok()?)
 }
 
-/// Replaces the host's process IDs in a list, which consists of the entry count and the entries.
+/// Replaces the process IDs of workers in a list with guest process IDs, and removes all other processes. The list
+/// consists of the entry count and the entries.
 pub fn translate(results: &mut [u64]) {
     replace(results, program_of);
 }

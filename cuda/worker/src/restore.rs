@@ -30,13 +30,13 @@ pub enum RestoreError {
     /// A step of the log failed.
     #[error("step {step} of {steps} of the log has failed: message {op:#x}, error {code}")]
     Step {
-        /// Number of the step.
+        /// Number of the step, starting at 1.
         step: usize,
         /// Total number of steps.
         steps: usize,
         /// Type of the step's message.
         op: u16,
-        /// The driver's error, or 0 if the step's result differs from the original one.
+        /// The driver's error, or 0 if the step is invalid or its result differs from the original one.
         code: i32,
     },
 }
@@ -79,7 +79,7 @@ impl Executor {
     /// Executes the steps of a state, and restores the memory contents.
     ///
     /// # Errors
-    /// Returns an error if a step fails. The program then has no usable context.
+    /// Returns an error if a step fails or the file is invalid. The program then has no usable context.
     pub(crate) fn restore(&mut self, state: &SavedState, file: impl AsFd, mut offset: u64) -> Result<(), RestoreError> {
         let file = file.as_fd();
         self.process = state.process;
@@ -165,13 +165,13 @@ impl Executor {
         Ok(())
     }
 
-    /// Returns the address and size of a step's memory, and makes its context current.
+    /// Returns the address and size of a step's memory, and makes the step's context current.
     fn memory_of(&mut self, step: &Step) -> Result<(u64, u64), i32> {
         let [address, bytes] = *step.words else { return Err(0) };
         if self.enter_step(step) { Ok((address, bytes)) } else { Err(0) }
     }
 
-    /// Writes contents to memory of the current context.
+    /// Copies contents from the file to memory of the current context.
     fn write_contents(&mut self, (address, bytes): (u64, u64), file: BorrowedFd<'_>, offset: u64) -> Result<(), i32> {
         self.set_mode(2);
         let mut buffer = vec![0u64; COPY_WORDS.min(usize::try_from(bytes.div_ceil(8)).unwrap_or(COPY_WORDS))];

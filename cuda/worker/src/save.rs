@@ -1,9 +1,9 @@
-//! Saves the state of a program in a file: its log of objects, its replies, and the contents of its memory.
+//! Saves the state of a program in a file: its log of objects, its reply counters, and the contents of its memory.
 //!
 //! Saving does not change the program. The file's size is fixed by the process that created it.
 //!
 //! ```text
-//! words of the state | the state | contents of each memory and variable, in the order of the steps
+//! size of the state in words | the state | contents of each memory and variable, in the order of the steps
 //! ```
 
 use std::os::fd::{AsFd, BorrowedFd};
@@ -68,8 +68,8 @@ impl Executor {
         Ok(steps)
     }
 
-    /// Makes the context with this number current, or any other context if that one was destroyed. Returns false if no
-    /// context exists.
+    /// Makes the context with this number current, or any other context if the number is 0 or that context was
+    /// destroyed. Returns false if no context exists.
     fn enter_for(&mut self, number: u32) -> bool {
         if number != 0 && self.enter(number).is_ok() {
             return true;
@@ -222,7 +222,7 @@ impl Executor {
         self.objects.find(kind, handle).is_ok()
     }
 
-    /// Makes the context of a step's allocation current.
+    /// Makes the context of a step current. Returns false if this is impossible.
     pub(crate) fn enter_step(&mut self, step: &Step) -> bool {
         let number = step.route as u32;
         number != 0 && self.has_object(Kind::Context, handle(Kind::Context, number)) && self.enter(number).is_ok()

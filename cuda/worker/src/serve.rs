@@ -136,7 +136,8 @@ fn end() -> ! {
     unsafe { libc::_exit(0) }
 }
 
-/// Reads the link until the device sends `Goodbye` or no daemon can be reached. Then exits the process.
+/// Reads the link. Exits the process if the device sends `Goodbye`, if no daemon can be reached, or if the connection
+/// is closed while the previous worker has the program.
 fn read_link(link: &Arc<DeviceLink>, mail: &Mail) {
     let mut lost = None;
     loop {
@@ -147,7 +148,7 @@ fn read_link(link: &Arc<DeviceLink>, mail: &Mail) {
             Ok((ToWorker::Goodbye, _)) => end(),
             Err(LinkError::Closed | LinkError::Socket(_)) => {
                 inbox.resumed += 1;
-                // The next daemon knows the worker that had the program.
+                // The program stays with its previous worker, because the next daemon knows only that worker.
                 match std::mem::take(&mut inbox.hold) {
                     Hold::Arriving => end(),
                     Hold::Saved => mail.1.notify_all(),
@@ -282,7 +283,7 @@ fn serve_over(driver: Driver, window: OwnedFd, link: &Arc<DeviceLink>, start: St
         None => Ok(()),
     };
     let result = match restore(&mut executor) {
-        // The previous worker continues the program.
+        // Do not mark the worker as lost, because the previous worker continues the program.
         Err(error) if is_held => return Err(error.into()),
         Err(error) => Err(error.into()),
         Ok(()) => {

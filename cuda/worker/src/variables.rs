@@ -83,7 +83,8 @@ impl Executor {
     /// Returns the variables of all modules and libraries.
     ///
     /// # Errors
-    /// Returns the obstacle if a variable cannot be found, or if another worker could not restore its state.
+    /// Returns the obstacle if the variables cannot be determined, or if another worker could not restore the state of
+    /// a module or library.
     pub(crate) fn variables(&mut self, steps: &[Step]) -> Result<Vec<Variable>, Obstacle> {
         // Later objects replace earlier ones with the same handle, because the earlier ones no longer exist.
         let mut images: BTreeMap<u64, (Kind, u32, Arc<Image>)> = BTreeMap::new();
@@ -168,7 +169,7 @@ impl Executor {
         }
     }
 
-    /// Returns the address and size of a step's variable, and makes its context current.
+    /// Returns the address and size of a step's variable, and makes the step's context current.
     ///
     /// # Errors
     /// Returns the driver's error, or 0 if the step is malformed or the variable has a different size.

@@ -39,7 +39,8 @@ impl Executor {
         match self.driver.invoke(query, &[object]) {
             NOT_READY => None,
             0 => Some(0),
-            // Call the synchronizing function itself, because its error may differ, and it may affect a capture.
+            // Call the synchronizing function itself, because its error may differ from the query's, and it may affect
+            // a capture.
             _ => Some(self.driver.invoke(wait_for, &[object])),
         }
     }

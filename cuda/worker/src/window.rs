@@ -66,7 +66,8 @@ impl Window {
     /// Records a blob with its offset and size. Has no effect if the blob is already recorded.
     ///
     /// # Errors
-    /// Returns an error if the blob is not within the window, or its size does not match its kind.
+    /// Returns an error if the kind is unknown, if the blob does not fit its kind or the window, if it differs from an
+    /// earlier blob with its identifier, or if the program has too many blobs.
     pub fn add(&mut self, id: u32, kind: u32, serial: u32, (offset, bytes): (u64, u64)) -> Result<(), WindowError> {
         let kind = BlobKind::from_number(kind).ok_or(WindowError::Blob(id))?;
         let fits = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes)
@@ -114,7 +115,7 @@ impl Window {
         self.blobs.remove(&id);
     }
 
-    /// Returns the memory of the first blob of the given kind.
+    /// Returns the memory of the blob of the given kind that has the lowest identifier.
     pub fn first(&self, kind: BlobKind) -> Option<Shared> {
         let blob = self.blobs.values().find(|blob| blob.kind == kind)?;
         // SAFETY: the range was checked, and the window stays mapped until the process exits.
@@ -138,8 +139,8 @@ impl Window {
         self.base + blob.offset
     }
 
-    /// Maps a pinned blob at the guest's address. Returns false if the address is outside the range for pinned memory,
-    /// or is in use.
+    /// Maps a pinned blob at the guest's address. Returns false if the blob cannot be pinned, or if the address is
+    /// misaligned, in use, or outside the range for pinned memory.
     pub fn pin(&mut self, id: u32, address: u64) -> bool {
         let Some(blob) = self.blobs.get_mut(&id) else { return false };
         let end = address.checked_add(blob.bytes);

@@ -47,7 +47,7 @@ pub(super) struct Home {
     /// Number of the last numbered command.
     round: u64,
     phase: Phase,
-    /// Timestamp of the request for the next turn, or `None` if the gang has no work.
+    /// Timestamp of the request for the current or next turn, or `None` if the gang has no work.
     age: Option<u64>,
     /// Cards that were instructed to compete for a turn.
     competing: BTreeSet<CardId>,
@@ -93,7 +93,7 @@ impl Home {
             Phase::Gathering { since } => Some(since.after(config.gather_ns)),
             Phase::Stopping { since, quiet, step_ns, is_released } => {
                 let limit = since.after(config.gather_ns);
-                // Without a new report, commands are needed only if a card has drained.
+                // Without a new report, a step or release is due only if a card has drained.
                 let has_drained = !is_released && self.drained().next().is_some();
                 let step = has_drained.then(|| quiet.after(step_ns).min(limit));
                 step.or_else(|| (!self.competing.is_empty()).then_some(limit))
@@ -140,8 +140,8 @@ impl Home {
         }
     }
 
-    /// Returns true if the gang should not compete on its other cards, because one card has not stopped for a long
-    /// time. The process that owns that card may be suspended.
+    /// Returns true if the gang should not compete on its other cards, because one card has not stopped within the
+    /// gather limit. The process that owns that card may be suspended.
     fn is_held_up(&self, config: &GangConfig, now: Nanos) -> bool {
         matches!(self.phase, Phase::Stopping { since, .. } if now >= since.after(config.gather_ns))
     }
@@ -159,7 +159,7 @@ impl Home {
         self.cards.values().all(|card| card.is_current() && card.is(states))
     }
 
-    /// Returns the next command to all cards, if one is due.
+    /// Returns the next command, if one is due.
     fn step(&mut self, config: &GangConfig, clock: u64, now: Nanos) -> Option<Command> {
         use CardState::{Absent, Contested, Drained, Gathering, Offered, Ready, Resting, Running, Stuck, Waiting};
         let has_work = self.cards.values().any(|card| card.wants);
@@ -178,7 +178,7 @@ impl Home {
                     return Some(Command::Run);
                 }
                 let continues = |card: &Report| {
-                    // A report with another state may predate the command.
+                    // A report of `Offered`, `Stuck` or `Waiting` may predate the gather command.
                     card.is(&[Gathering, Ready]) || card.is(&[Offered, Stuck, Waiting]) && !card.is_current()
                 };
                 if self.cards.values().all(continues) && !is_late {

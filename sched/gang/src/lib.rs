@@ -97,7 +97,8 @@ pub struct GangCounts {
     /// Time during the gang's turns for which its gate on this card was closed because the gang had no work here, in
     /// ns.
     pub rest_ns: u64,
-    /// Delays from the gang's first offer or work on this card to its turn.
+    /// Delays from the command to compete or the first work on this card, whichever is earlier, to the start of the
+    /// gang's turn.
     pub waits: Histogram,
 }
 
@@ -112,7 +113,7 @@ pub struct GangView {
     pub wants: bool,
     /// True if the gang's gate on this card is open.
     pub runs: bool,
-    /// True if the gang has work in flight although its turn is over.
+    /// True if work from an earlier turn of the gang is still in flight.
     pub is_stuck: bool,
     /// True if this card's accounts have selected the gang, and the gang is waiting for its other cards.
     pub is_offered: bool,

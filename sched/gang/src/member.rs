@@ -5,8 +5,8 @@ use sched::turns::Order;
 use sched::{Nanos, TenantId};
 use std::collections::BTreeSet;
 
-/// Multiple of the home's gather limit after which a card abandons a gather by itself, because the home has probably
-/// stopped.
+/// Multiple of the gather limit after which a card ends a gather or a drained turn by itself, because the gang's home
+/// has probably stopped.
 const PATIENCE_FACTOR: u64 = 2;
 
 /// Stage of a gang on one card.
@@ -81,12 +81,12 @@ impl Member {
         }
     }
 
-    /// Resets the state that depends on the home, because the home has lost its state or will move to another process.
+    /// Resets the state that is synchronized with the home, because the connection to the home was lost.
     pub(super) fn forget_home(&mut self) {
         (self.round, self.reported) = (0, None);
     }
 
-    /// Returns the time at which the card abandons a gather.
+    /// Returns the time at which [`GangTurns::expire`] ends the current stage, if the stage has a time limit.
     pub(super) fn expires(&self, config: &GangConfig) -> Option<Nanos> {
         match self.stage {
             Stage::Contending { since } | Stage::Reserved { since } | Stage::Ready { since } => {
@@ -173,8 +173,7 @@ impl GangTurns {
                 self.order(order);
             }
             (Order::Recall(_), Stage::Ready { .. } | Stage::Running { open: false, .. }) => self.stop(gang, now),
-            // A gang keeps its slices, because this card cannot determine whether the gang's program waits for another
-            // card.
+            // Ignore `Yield`, because this card cannot determine whether the gang's program waits for another card.
             _ => {}
         }
     }
@@ -278,12 +277,13 @@ impl GangTurns {
                     self.release(gang, now, now);
                 }
             }
-            // The card has abandoned the gather and has already reported this.
+            // The command belongs to another gather.
             Command::Run | Command::Stop => {}
         }
     }
 
-    /// Makes the card available to a gang, or rejects the gather. A rejected gang must wait for its next offer.
+    /// Reserves the next turn for a gang, lets the gang wait for a younger gang to release the card, or rejects the
+    /// gather. A rejected gang must wait for its next offer.
     fn gather(&mut self, gang: GangId, now: Nanos) {
         let Some(member) = self.members.get(&gang) else { return };
         let (tenant, request, is_offered) = (member.tenant, (member.age, gang), member.stage == Stage::Offered);
@@ -342,7 +342,7 @@ impl GangTurns {
         member.counts.turns += 1;
         let asked = member.asked.take().unwrap_or(now);
         member.counts.waits.add(now.since(asked));
-        // Processes without work close the gate immediately.
+        // Assume that the gang has work here. Processes without work close the gate immediately.
         (member.stage, member.contested, member.wants) = (Stage::Running { open: true, since: now }, false, true);
         let tenant = member.tenant;
         self.turns.open(tenant, now);
@@ -364,7 +364,7 @@ impl GangTurns {
             | Stage::Drained { .. }
             | Stage::Stuck => {}
             Stage::Running { open: true, .. } => {
-                // A stuck turn was recalled earlier.
+                // Order the recall here, because `give_back` has no effect on a stuck turn, which was recalled earlier.
                 member.stage = Stage::Ending { since: now };
                 self.turns.give_back(tenant, now);
                 self.order(Order::Recall(tenant));
@@ -442,7 +442,7 @@ impl GangTurns {
         }
     }
 
-    /// Abandons gathers whose homes do not respond, and stops waiting for work that does not end.
+    /// Ends gathers and drained turns whose homes do not respond, and stops waiting for work that does not end.
     pub(super) fn expire(&mut self, now: Nanos) {
         let late = |member: &Member| member.expires(&self.config).is_some_and(|at| at <= now);
         let gangs: Vec<GangId> = self.members.iter().filter(|(_, m)| late(m)).map(|(&gang, _)| gang).collect();

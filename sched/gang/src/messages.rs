@@ -35,7 +35,8 @@ pub enum Body {
     },
     /// Command from the home to a card.
     Command {
-        /// Number of the gather, step, or release. For other commands, number of the last such command to the card.
+        /// Number of the gather, step, or release. For `Run` and `Stop`, number of the last such command to the card.
+        /// Other commands do not use it.
         round: u64,
         /// Command to execute.
         command: Command,

@@ -145,7 +145,8 @@ impl Core {
         self.pieces.holder(piece).or_else(|| brought()?.tenant)
     }
 
-    /// Returns true if a process is reporting its memory from an earlier owner.
+    /// Returns true if a process is reporting its memory from an earlier owner, or if the driver is moving it to this
+    /// card.
     #[must_use]
     pub fn adopts(&self, id: SessionId) -> bool {
         let reports = |session: &Session| session.adopts || session.fetching || !session.adopting.is_empty();

@@ -26,8 +26,8 @@ const IDLE_UNDISTURBED_US: u32 = 10_000;
 /// that makes a member wait for others.
 const REPORT_INTERVAL_US: u32 = 2000;
 
-/// Maximum idle time after which a member's turn ends while members of a worse latency class wait for it, in
-/// microseconds. It exceeds the pause of a program that reads a result and submits its next work.
+/// Maximum idle time after which a member's turn ends while its group has connected members of a worse latency class,
+/// in microseconds. It exceeds the pause of a program that reads a result and submits its next work.
 const IDLE_PREFERRED_US: u32 = 150;
 
 impl Core {
@@ -74,7 +74,7 @@ impl Core {
         self.look_whether_ended(tenant);
     }
 
-    /// Opens the gate of a process.
+    /// Opens the gate of a process, or updates the terms if the gate is open.
     fn run(&mut self, id: SessionId) {
         let Some(tenant) = self.sessions.get(&id).and_then(|session| session.tenant) else { return };
         let (terms, clock) = (self.terms(tenant), self.clock);
@@ -92,7 +92,7 @@ impl Core {
 
     /// Returns the current terms of a tenant's turns. The work of the only connected tenant is not measured if all of
     /// its memory is on the card. Otherwise, the tenant's work in flight is limited, because moving memory to the card
-    /// waits for it.
+    /// waits for this work.
     pub(super) fn terms(&self, tenant: TenantId) -> Run {
         let present = || self.sessions.values().filter_map(|session| session.tenant);
         let away = self.table.vms().any(|(vm, account)| vm == tenant && account.host > 0);
@@ -193,7 +193,7 @@ impl Core {
             }
         }
         for (session, _) in sessions {
-            // A stopped process cannot reply, and is not abandoned for this reason.
+            // A stopped process cannot reply, so it is not abandoned.
             self.actions.push(Action::LookAt { session, is_overdue: true });
         }
     }

@@ -201,7 +201,7 @@ pub enum Action {
     /// Kill an abandoned process, which has no turn and no memory. [`Event::Signalled`] reports the result, and
     /// [`Event::Ended`] the exit of the process.
     Kill {
-        /// The process's connection, which is already closed.
+        /// The process's connection, which the state machine has already removed.
         session: SessionId,
         /// Tenant of the process.
         tenant: TenantId,
@@ -251,7 +251,7 @@ pub enum Action {
         /// The message to send.
         message: Message,
     },
-    /// Close a connection after its queued messages have been sent.
+    /// Close a connection. Messages of earlier actions are sent first, unless they must wait.
     Close {
         /// The process's connection.
         session: SessionId,

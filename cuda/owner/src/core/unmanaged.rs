@@ -6,11 +6,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Core;
 use super::types::{Action, OnStranger, UnmanagedProcess, User};
 
-/// Number of polls that must list a process before it is considered unmanaged. A process that is starting or exiting
-/// may appear once.
+/// Number of consecutive polls that must list a process before it is considered unmanaged. A process that is starting
+/// or exiting may appear once.
 const MIN_POLLS_PRESENT: u32 = 2;
 
-/// Unmanaged processes, each with the number of polls that listed it.
+/// Processes that may be unmanaged, each with the number of consecutive polls that listed it, up to
+/// [`MIN_POLLS_PRESENT`].
 #[derive(Debug, Default)]
 pub(super) struct UnmanagedProcesses(BTreeMap<u32, (UnmanagedProcess, u32)>);
 

@@ -15,9 +15,9 @@ use std::os::fd::{AsFd, OwnedFd};
 
 /// Maximum number of messages from one process that are handled before the tenant's other processes are served.
 const MESSAGES_AT_ONCE: usize = 16;
-/// Maximum number of messages from one tenant's processes that are handled before other tenants are served.
+/// Number of messages from one tenant's processes after which other tenants are served.
 const TENANT_MESSAGES_AT_ONCE: usize = 64;
-/// Maximum number of state machine steps for one tenant before other tenants are served.
+/// Number of state machine steps for one tenant after which other tenants are served.
 const TENANT_STEPS_AT_ONCE: u64 = 4096;
 
 impl Serving {

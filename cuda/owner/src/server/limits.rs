@@ -40,7 +40,7 @@ impl Limits {
 
     fn for_descriptors(descriptors: u64) -> Self {
         let connections = usize::try_from(descriptors / 16).unwrap_or(usize::MAX).clamp(4, CONNECTIONS_MOST);
-        // A disconnected process is counted like a connected one, and needs one descriptor.
+        // Allow for as many disconnected processes as connections. Each disconnected process needs one descriptor.
         let pieces = descriptors.saturating_sub(RESERVED_DESCRIPTORS.min(descriptors / 4) + 3 * connections as u64);
         let count = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
         Self { connections, pieces: count(pieces), unread: count(descriptors / 2) }
@@ -85,7 +85,7 @@ pub(super) enum Admission {
     Admitted,
     /// The new connection replaces this one, which is closed.
     Replaces(SessionId),
-    /// The connection's tenant or user already has the maximum number of connections.
+    /// A limit on connections is reached, and no other connection can be replaced.
     Refused,
 }
 

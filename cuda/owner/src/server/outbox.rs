@@ -2,8 +2,8 @@
 //! descriptors that a user has sent and that have not been received. It rejects a message if this number exceeds the
 //! sender's limit on open files (`ETOOMANYREFS`). Therefore, this module limits the number of such descriptors per
 //! connection, per tenant and in total. A message beyond a limit waits here, like a message that does not fit into the
-//! socket. A process that does not read delays only messages to its own tenant. A full queue closes a connection only
-//! if its process does not read replies that it has requested.
+//! socket. A process that does not read delays only messages to its own tenant. A connection is closed only if too many
+//! messages without descriptors wait for its process.
 //!
 //! UNSAFETY: queries the number of unread bytes in a socket, which no library supports.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -62,7 +62,8 @@ pub(super) struct Unread {
 }
 
 impl Unread {
-    /// Returns the maximum number of unread descriptors per tenant. One message is always allowed.
+    /// Returns the maximum number of unread descriptors per tenant. A tenant without unread descriptors is always sent
+    /// one message.
     fn of_tenant(self) -> usize {
         (self.all / self.tenants.max(1)).min(TENANT_UNREAD_MOST)
     }
@@ -93,7 +94,7 @@ impl Outboxes {
     /// Sends a message after the queued ones.
     ///
     /// # Errors
-    /// Returns an error if the process does not read its replies, or if the connection fails.
+    /// Returns an error if too many messages wait for the process, or if the connection fails.
     pub(super) fn send(
         &mut self,
         connections: &mut BTreeMap<SessionId, Connection>,
@@ -331,7 +332,7 @@ mod tests {
         assert_eq!(sides.unread(1), BOUNDS.of_tenant());
         sides.send(8, grant(&file)).expect("sent");
         assert_eq!(sides.programs[8].receive().expect("received").descriptors.len(), MAX_CHUNKS);
-        // Once the process reads its messages, it receives all of them in order.
+        // Once the processes read their messages, they receive all of them.
         let mut received = 0;
         for _ in 0..1000 {
             for program in &sides.programs[..8] {

@@ -25,7 +25,7 @@ const LOOK_NS: u64 = 100_000_000;
 const MAX_POLLS_AFTER_LEAVE: u32 = 50;
 /// Maximum number of processes that have left and may reconnect. Further processes are killed at the next poll.
 const LEFT_MOST: usize = 1024;
-/// Maximum number of signals sent to one process, one per poll.
+/// Maximum number of attempts to signal one process, one per poll.
 const SIGNALS_MOST: u32 = 50;
 /// `SO_PEERPIDFD` (Linux 6.5), which returns a pidfd of the connected process.
 const SO_PEERPIDFD: libc::c_int = 77;
@@ -58,14 +58,14 @@ pub(super) enum Refused {
     System(Errno),
 }
 
-/// A process that has lost its connection.
+/// A process without a connection.
 #[derive(Debug)]
 struct Left {
     peer: Peer,
     tenant: Option<TenantId>,
     looks: u32,
     signals: u32,
-    /// Set if the owner has abandoned the process. The process is signalled immediately, and never served again.
+    /// Set if the owner has abandoned the process, which is then signalled and never served again.
     given_up: bool,
     /// Set if a failure to signal the process has been reported.
     failed: bool,
@@ -169,7 +169,7 @@ impl Peers {
         self.ends.as_fd()
     }
 
-    /// Returns connections that other processes keep open although the processes that connected have exited.
+    /// Returns connections whose processes have exited. Other processes may keep these connections open.
     pub(super) fn ended(&self) -> Vec<SessionId> {
         let mut events = Vec::with_capacity(ENDS_AT_ONCE);
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -248,8 +248,8 @@ impl Peers {
         (!self.left.is_empty()).then_some(LOOK_NS)
     }
 
-    /// Removes exited processes, and kills those that run without a connection for too long. `adopts` returns true if
-    /// the process of a connection is reporting its memory to the owner.
+    /// Removes exited processes, and kills abandoned processes and those that run without a connection for too long.
+    /// `adopts` returns true if the process of a connection is reporting its memory to the owner.
     pub(super) fn look(&mut self, adopts: impl Fn(SessionId) -> bool) -> Vec<News> {
         if self.left.is_empty() || self.looked.is_some_and(|at| at.elapsed() < Duration::from_nanos(LOOK_NS)) {
             return Vec::new();

@@ -21,7 +21,7 @@ const MAX_ZEROED_PER_WAIT: usize = 16;
 enum Job {
     Make(New),
     Import(PieceId),
-    /// Releases a piece. Contains the piece's tenant, and true if the tenant had reported the release.
+    /// Releases a piece. Contains the tenant that released it, if any, and true if the tenant had reported the release.
     Drop(PieceId, Option<(TenantId, bool)>),
     Copy(BatchId, Vec<(PieceId, PieceId)>, Queue),
 }

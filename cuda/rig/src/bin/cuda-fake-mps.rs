@@ -23,7 +23,7 @@ use rustix::net::sockopt::socket_peercred;
 const LIMIT: &str = "FAKE_MPS_CLIENTS";
 /// The default limit of NVIDIA's servers.
 const DEFAULT_LIMIT: usize = 48;
-/// Interval at which the daemon polls for the exit of another user's server.
+/// Interval at which the daemon polls for the exit of processes.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Number of polls after which the daemon rejects a client while another user's server runs.
 const MAX_POLLS: u32 = 3000;
@@ -181,7 +181,8 @@ fn reap(server: &mut Option<Server>) {
     }
 }
 
-/// Returns a user's server, after waiting until no other user has one.
+/// Returns the process ID of a user's server, after waiting until no other user has one. Starts the server if
+/// necessary.
 fn server_of(folder: &Path, server: &Mutex<Option<Server>>, user: u32) -> Result<u32> {
     for _ in 0..MAX_POLLS {
         let mut current = guard(server);

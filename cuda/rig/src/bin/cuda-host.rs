@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use anyhow::{Result, ensure};
 use cuda_rig::Cuda;
 
-/// Number of words per buffer. A buffer is larger than any staging memory.
+/// Number of words per buffer. A buffer is larger than a staging buffer.
 const WORDS: usize = 700_000;
 const BYTES: usize = WORDS * 8;
 

@@ -298,7 +298,7 @@ fn open_descriptors() -> Result<Vec<i32>> {
     numbers.collect()
 }
 
-/// Returns the limit on open files in a child program, and the number of its descriptors.
+/// Returns the limit on open files in a child program, and the number of the child's open descriptors.
 fn child() -> Result<Vec<String>> {
     let script = "ulimit -n; ls /proc/self/fd | wc -l";
     let child = Command::new("/bin/sh").args(["-c", script]).stdin(Stdio::null()).stderr(Stdio::null()).output()?;

@@ -236,7 +236,7 @@ impl Cuda {
         }
     }
 
-    /// Copies between a one-dimensional array and all kinds of memory.
+    /// Copies between a one-dimensional array and host or card memory.
     fn copy_rows_of_arrays(&self) -> Result<Vec<u64>, Failed> {
         let create = function!(self, c"cuArray3DCreate", 12_000, fn(*mut u64, *const Descriptor));
         let to_array = function!(self, c"cuMemcpyHtoA", 12_000, fn(u64, usize, u64, usize));
@@ -264,7 +264,7 @@ impl Cuda {
         Ok(vec![sum(&back)])
     }
 
-    /// Makes several copies in one batch.
+    /// Copies three ranges to the card in one batch, and back in another one.
     fn copy_batch(&self) -> Result<Vec<u64>, Failed> {
         type Words = *const u64;
         let batch = function!(
@@ -291,7 +291,7 @@ impl Cuda {
         Ok(vec![sum(&back)])
     }
 
-    /// Returns the results of invalid copies.
+    /// Returns the results of a valid copy and of invalid copies.
     fn copy_wrongly(&self) -> Result<Vec<u64>, Failed> {
         let copy = function!(self, c"cuMemcpy3D", 12_000, fn(*const Copy3d));
         let (card, host) = (self.alloc(4096)?, [0u8; 64]);

@@ -89,7 +89,8 @@ impl Cuda {
         Ok(codes)
     }
 
-    /// Links `data` and a file. Returns the linked image, and the results of invalid calls.
+    /// Links `data` and a file. Returns the linked image, and the results of adding empty data and of destroying the
+    /// link.
     pub fn link(&self, data: &[u8], file: &std::path::Path) -> Result<(Vec<u8>, Vec<c_int>), Failed> {
         type Options = *const c_int;
         type Values = *const u64;

@@ -46,7 +46,7 @@ fn chunks_with_kept_descriptors_count_until_card_frees_them() {
     let mut neighbour = Neighbour::start(&rig, "b", &[]);
     let mut raw = Raw::start(&rig, None);
     let (link, _) = raw.hello("h", Through::Itself, Some(Manner::honest()));
-    // The owner has polled the card at least once.
+    // Wait until the owner has polled the card.
     until_accounts(&mut serving, "it looks", |view| view["looks"].as_u64().is_some_and(|looks| looks > 1));
     let mut got = 0;
     let mut refused = None;

@@ -134,7 +134,7 @@ fn program_that_drops_environment_and_folder_is_adopted() {
     describe(second);
 }
 
-/// Allocates chunks in host memory for a program. Returns them with their files.
+/// Allocates chunks for a program. Returns the chunks in host memory, with their files.
 fn host_chunks(link: &Link, request: u32, chunks: u32) -> Vec<(ChunkId, File)> {
     link.send(&FromTenant::Allocate { request, card: 0, chunks }, &[]).expect("sent");
     let mut host = Vec::new();

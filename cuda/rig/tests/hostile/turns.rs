@@ -128,7 +128,7 @@ fn unkillable_program_of_other_user_is_given_up() {
         return;
     }
     let rig = Rig::new(256);
-    // The privileges of the packaged unit except `CAP_KILL`.
+    // Run the owner with the privileges of the packaged unit, except `CAP_KILL`.
     let without = ["setpriv", "--bounding-set=-kill", "--inh-caps=-kill"];
     let limits = ["--quanta", "off", "--max-run-ms", &LIMIT_MS.to_string()];
     let mut serving = owner_by(&rig, &without, 64, &[&limits, &NEVER_IDLE[..]].concat());

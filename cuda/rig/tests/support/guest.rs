@@ -16,8 +16,7 @@ pub struct Loopback {
     control: PathBuf,
 }
 
-/// Permits workers to modify the fake card's folder, and to read the folder to which the libraries' symbolic links
-/// refer.
+/// Permits workers to modify the fake card's folder, and to read the folder of the fake driver's symbolic links.
 fn permit_fake(rig: &Rig, command: &mut Command) {
     let libraries = rig.fake.parent().expect("a folder");
     command.arg("--writable").arg(rig.folder.path().join("card")).arg("--readable").arg(libraries);
@@ -55,7 +54,7 @@ impl Loopback {
         rig.folder.path().join(format!("loopback-{tenant}"))
     }
 
-    /// Starts the program, and waits until it listens.
+    /// Starts `cuda-loopback`, and waits until it listens.
     fn ready(mut command: Command, socket: std::path::PathBuf) -> Self {
         let mut child = command.stdout(Stdio::piped()).spawn().expect("starts");
         let mut line = String::new();

@@ -305,7 +305,7 @@ impl Raw {
         }
     }
 
-    /// Waits for a message accepted by `is_it`, and drops all earlier ones.
+    /// Waits for a message accepted by `is_it`, and drops all other messages that have arrived.
     pub fn wait_for<T>(&mut self, link: usize, is_it: impl Fn(FromOwner) -> Option<T>) -> T {
         // TIMEOUT: only a failing test waits this long.
         for _ in 0..30 {
@@ -336,7 +336,7 @@ impl Raw {
         (link, answer)
     }
 
-    /// Allocates chunks and waits until they arrive. Returns the numbers of the chunks.
+    /// Allocates chunks and waits until they arrive. Returns the chunks' IDs.
     pub fn allocate(&mut self, link: usize, request: u32, chunks: u32) -> Vec<ChunkId> {
         self.say(link, FromTenant::Allocate { request, card: 0, chunks }, 1);
         let mut ids = Vec::new();

@@ -158,7 +158,7 @@ pub fn workers(rig: &Rig) -> Vec<i32> {
     let is_ours = |process: &std::fs::DirEntry| {
         let of = |file: &str| std::fs::read(process.path().join(file)).unwrap_or_default();
         let name = of("comm");
-        // A worker whose program has started has the program's number in its name.
+        // A worker whose program has started has the program's guest process ID in its name.
         let is_worker = name.starts_with(b"cuda-worker") || name.starts_with(b"guest ");
         is_worker && String::from_utf8_lossy(&of("environ")).contains(&named)
     };
@@ -237,7 +237,7 @@ impl Calls {
         (calls, address)
     }
 
-    /// Copies a word of the card to pinned memory, and checks it.
+    /// Copies a word from card memory to pinned memory, and checks the word's value.
     pub fn check(&mut self, driver: &mut Driver, address: u64, word: u64) {
         let place = base(self.program) + PINNED + 8;
         driver.store(place, 0);

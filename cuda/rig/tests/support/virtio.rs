@@ -184,7 +184,7 @@ pub fn blob(context: u32, resource: u32, (number, kind): (u32, u32), bytes: u64)
     command(0x10c, context, None, &[resource, 2, 1, 0, kind, number, low, high])
 }
 
-/// Returns a command that maps a resource.
+/// Returns a command that maps a resource at an offset in the window.
 pub fn map(resource: u32, offset: u64) -> Vec<u8> {
     let [low, high] = halves(offset);
     command(0x208, 0, None, &[resource, 0, low, high])

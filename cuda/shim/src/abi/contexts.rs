@@ -115,7 +115,7 @@ macro_rules! primary_ends {
             let (mut flags, mut active) = (0, 0);
             // SAFETY: the pointers refer to local variables.
             let told = unsafe { driver::primary_ctx_get_state(device, &raw mut flags, &raw mut active) };
-            // Other references keep the context and its work alive.
+            // If other references exist, the context stays active, and its work continues.
             if told == SUCCESS && active == 0 {
                 ended(card, device);
             }

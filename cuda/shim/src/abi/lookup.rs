@@ -53,7 +53,7 @@ unsafe fn substitute(name: *const c_char, function: *mut *mut c_void, version: c
     let by_name = symbol(name, u32::try_from(version).unwrap_or(0), per_thread);
     let from = addresses.partition_point(|a| a.0 < found as usize);
     let same = addresses.get(from..).unwrap_or_default().iter().take_while(|a| a.0 == found as usize).map(|a| a.1);
-    // A driver function may have several names.
+    // A driver function may have several symbols, so prefer the requested one.
     let by_address = same.clone().find(|index| Some(*index) == by_name).or_else(|| same.clone().next());
     let Some(index) = by_address.or(by_name) else { return };
     let ours = get(index);

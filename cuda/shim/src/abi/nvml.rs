@@ -164,7 +164,7 @@ fn hello(number: usize) -> Option<(Connection, Welcome)> {
 }
 
 /// Returns the tenant's free memory and its quota on a device, in bytes. Returns `None` if the card does not belong to
-/// the tenant.
+/// the tenant, or if its owner does not reply.
 fn memory(device: Device) -> Option<(u64, u64)> {
     let (link, card, _) = connect(device)?;
     link.send(&FromTenant::AskMemory { request: 1, card }, &[]).ok()?;

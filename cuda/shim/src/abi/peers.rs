@@ -68,7 +68,7 @@ pub fn ends(is_it: impl Fn(&Pair) -> bool) {
 }
 
 /// `cuMemPoolSetAccess`. Allocations from pools are backed by chunks, so the pool's access settings do not apply to
-/// them. The call succeeds for the current device, which usually already has access.
+/// them. A call that grants access to another card is rejected, and other calls are forwarded.
 unsafe extern "C" fn pool_set_access(pool: Object, access: *const Access, count: usize) -> c_int {
     if !access.is_null() {
         // SAFETY: guaranteed by the caller: the list has `count` entries.
@@ -84,8 +84,8 @@ unsafe extern "C" fn pool_set_access(pool: Object, access: *const Access, count:
     unsafe { driver::mem_pool_set_access(pool, access, count) }
 }
 
-/// `cuLaunchCooperativeKernelMultiDevice`, which NVIDIA has deprecated. The kernels of one call would need slices on
-/// several cards at the same time.
+/// `cuLaunchCooperativeKernelMultiDevice`, which NVIDIA has deprecated. A call with several kernels is rejected,
+/// because it would need slices on several cards at the same time.
 unsafe extern "C" fn launch_multi_device(list: *const c_void, count: u32, flags: u32) -> c_int {
     if count > 1 {
         report!("cuLaunchCooperativeKernelMultiDevice is not supported with several cards");

@@ -209,7 +209,8 @@ impl Agent {
         }
     }
 
-    /// Clears the reason why the gate is closed. The chunks are mapped again before the gate opens.
+    /// Ends the program's departure: lets other threads use the memory, and removes the reason for closing the gate.
+    /// The chunks are mapped again before the gate opens.
     fn return_home(&mut self) {
         if self.departure.left.take().is_some() {
             self.memory().attach();
@@ -217,7 +218,7 @@ impl Agent {
         }
     }
 
-    /// Lets the program run on its card without an owner, if none has served it in time.
+    /// Lets the program run on its card without an owner, if no owner has served it in time and no owner is moving it.
     pub(super) fn return_late(&mut self) {
         let is_late = self.departure.left.is_some_and(|left| left.elapsed() >= LEFT_TIMEOUT);
         if !is_late || self.departure.asked_on.is_some() {

@@ -41,7 +41,7 @@ pub struct ChunkMemory {
     places: HashMap<ChunkId, (usize, u32)>,
     /// Memory that streams have freed.
     ordered: Ordered,
-    /// Number of evicted chunks, which are not mapped.
+    /// Number of evicted chunks that are not mapped.
     away: Arc<AtomicUsize>,
     /// Thread that has unmapped all chunks because the program is leaving its card. Other threads wait for it.
     pub(super) detached_by: Option<ThreadId>,
@@ -188,8 +188,8 @@ impl<'a> Operations<'a> {
         done
     }
 
-    /// Waits for all work in the current context, and frees the allocation at `address`. Returns false if the memory
-    /// does not belong to this library.
+    /// Waits for all work in the current context, and frees the allocation at `address`. During a capture, the
+    /// allocation is freed later. Returns false if the memory does not belong to this library.
     pub fn free(self, address: Address) -> bool {
         let mut guard = self.lock();
         let memory = &mut *guard;
@@ -214,7 +214,7 @@ impl<'a> Operations<'a> {
         self.lock().ordered.is_freed(address)
     }
 
-    /// Reuses memory that a stream has freed for later work of the same stream.
+    /// Returns memory that a stream has freed, for reuse by later work of the same stream.
     pub fn take_back(self, bytes: u64, stream: Object, per_thread: bool) -> Option<Address> {
         self.memory.touched.store(true, Ordering::Relaxed);
         self.lock().ordered.take(lane(stream, per_thread)?, rounded(bytes)?)
@@ -255,8 +255,8 @@ impl<'a> Operations<'a> {
         self.lock().ordered.forget_all();
     }
 
-    /// Releases pending memory that no work uses, or all pending memory if `wait` is set. Returns true if any memory
-    /// was released. A context must be current.
+    /// Releases pending memory that no work uses. If `wait` is set, first waits for the work in the current context.
+    /// Returns true if any memory was released. A context must be current.
     fn free_released(self, wait: bool) -> bool {
         self.gather();
         self.collect(wait)
@@ -285,7 +285,7 @@ impl<'a> Operations<'a> {
         // SAFETY: the event belongs to this library.
         let passed = |event| match unsafe { driver::event_query(event as Object) } {
             driver::NOT_READY => false,
-            // A capture had begun when the event was recorded.
+            // The event was recorded during a capture, so only waiting ensures that the work has completed.
             driver::CAPTURED_EVENT => wait,
             // The work has completed or failed, so it no longer uses the memory.
             _ => true,
@@ -539,7 +539,7 @@ impl ChunkMemory {
         self.regions.iter().any(|r| at < r.base + r.bytes && end > r.base) || self.opened.reserved(at, bytes)
     }
 
-    /// Returns a card's region. Reserves it on first use.
+    /// Returns the index of a card's region. Reserves the region on first use.
     fn region(&mut self, device: c_int, card: u8, chunk_bytes: u64) -> Result<usize, c_int> {
         if let Some(at) = self.regions.iter().position(|r| r.device() == device) {
             return Ok(at);

@@ -7,7 +7,7 @@ use std::os::fd::BorrowedFd;
 use super::handles::Pages;
 use crate::driver::{Access, Address, Handle, INVALID_VALUE, SUCCESS};
 
-/// A mock driver that tracks all mappings and can be set to reject mappings.
+/// A mock driver that tracks all mappings and can be set to reject a mapping.
 #[derive(Debug, Default)]
 pub struct Model {
     /// Mappings, keyed by address, with their size in bytes, handle and access.
@@ -16,7 +16,7 @@ pub struct Model {
     pub released: Vec<Handle>,
     /// Handles that were imported.
     pub imported: Vec<Handle>,
-    /// Number of `map` calls that will still succeed, or `None` for no limit.
+    /// Number of `map` calls that succeed before one fails, or `None` if none fails.
     pub left: Option<usize>,
     /// Number of `unmap` calls.
     pub unmaps: usize,

@@ -11,7 +11,7 @@ use crate::driver::{Address, Handle};
 pub enum Target {
     /// Handle of a sparse array.
     Array(u64),
-    /// Number of a multicast object or endpoint, and an offset in it.
+    /// Number of a multicast object or endpoint, and an offset in it, in bytes.
     Multicast(u64, u64),
 }
 

@@ -114,7 +114,7 @@ impl Operations<'_> {
         true
     }
 
-    /// Makes the driver release unused graph memory.
+    /// Makes the driver release unused graph memory on the current card, and updates the accounts.
     pub fn trim_graphs(self) {
         if let Some((device, _)) = self.link.current_card() {
             // SAFETY: the call takes no pointers.

@@ -174,7 +174,7 @@ impl Opened {
 }
 
 impl Foreign {
-    /// Unmaps the chunks, and frees the address reservation of `length` bytes.
+    /// Unmaps the chunks, and frees the address reservation of `length` bytes. Returns the chunks' IDs.
     fn end(self, length: u64) -> Vec<ChunkId> {
         if !self.pieces.is_empty() {
             Driver.unmap(self.base, self.pieces.len() as u64 * self.chunk_bytes);

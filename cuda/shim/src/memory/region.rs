@@ -19,7 +19,7 @@ use crate::log::report;
 /// A chunk of a region.
 #[derive(Debug)]
 pub struct Slot {
-    /// The driver's handle, or `None` while the chunk is evicted.
+    /// The driver's handle, or `None` while the chunk is not mapped.
     handle: Option<Handle>,
     pub chunk: Backing,
 }
@@ -38,7 +38,7 @@ pub struct Region {
     pub arena: Arena,
     pub spare: BTreeSet<u32>,
     slots: BTreeMap<u32, Slot>,
-    /// Indices of evicted chunks, which are unmapped.
+    /// Indices of evicted chunks that are not mapped.
     away: BTreeSet<u32>,
 }
 
@@ -87,13 +87,13 @@ impl Region {
         address >= self.base && address - self.base < self.bytes
     }
 
-    /// Returns true if an address is in an evicted chunk.
+    /// Returns true if an address is in an evicted chunk that is not mapped.
     pub fn is_away(&self, address: Address) -> bool {
         let number = || u32::try_from((address - self.base) / self.chunk_bytes).unwrap_or(u32::MAX);
         !self.away.is_empty() && self.contains(address) && self.away.contains(&number())
     }
 
-    /// Returns the number of evicted chunks.
+    /// Returns the number of evicted chunks that are not mapped.
     pub fn away(&self) -> usize {
         self.away.len()
     }
@@ -223,7 +223,7 @@ impl Region {
         done
     }
 
-    /// Maps evicted chunks. Returns true if no evicted chunks remain.
+    /// Maps evicted chunks. Returns true if all are mapped.
     pub fn bring(&mut self, pages: &mut impl Pages) -> bool {
         let numbers: Vec<u32> = self.away.iter().copied().collect();
         let mut here = Vec::new();

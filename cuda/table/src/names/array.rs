@@ -1,4 +1,4 @@
-//! Functions that create or destroy arrays, whose layout is known only to the driver.
+//! Functions for arrays, whose layout is known only to the driver.
 
 use crate::{Family, family};
 

@@ -1,4 +1,4 @@
-//! Functions that submit a copy or a fill.
+//! Functions that submit copies, fills and prefetches.
 
 use crate::{Family, family};
 

@@ -1,4 +1,4 @@
-//! Functions that return properties of addresses.
+//! Functions that return or set properties of addresses.
 
 use crate::{Family, family};
 

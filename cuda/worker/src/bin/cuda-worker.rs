@@ -68,7 +68,7 @@ impl Args {
 /// Reason for a failed start, as reported to the device, and the error.
 type Failure = (Reason, anyhow::Error);
 
-/// Loads the driver and initializes it, between the two steps of the sandbox.
+/// Loads the driver. With a sandbox, also initializes the driver, between the two steps of the sandbox.
 fn load(args: &Args, link: &Link) -> Result<Driver, Failure> {
     let refused = |error: SandboxError| (Reason::Sandbox, error.into());
     if args.sandbox.no_sandbox {

@@ -38,8 +38,8 @@ const NVIDIA: &str = "nvidia";
 /// Maximum number of NVIDIA's device files.
 const MAX_DEVICES: usize = 256;
 
-/// Open files and folders that the rules apply to. The kernel binds a rule to its cached inode, and does not replace
-/// the inode of a file below /proc while the file is open.
+/// Open files and folders that the rules apply to. The kernel binds a rule to the file's cached inode, and does not
+/// replace the inode of a file below /proc while the file is open.
 #[derive(Debug)]
 pub(super) struct Files(#[expect(dead_code, reason = "held open")] Vec<PathFd>);
 

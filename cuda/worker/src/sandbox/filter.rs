@@ -207,7 +207,7 @@ fn rule(conditions: &[Condition]) -> Result<SeccompRule, BackendError> {
     SeccompRule::new(made.collect::<Result<_, _>>()?)
 }
 
-/// Creates a rule that compares only the lower 32 bits of the arguments, because the kernel ignores the upper half.
+/// Creates a rule for arguments whose upper 32 bits the kernel ignores. It compares only the lower 32 bits.
 fn short_rule(conditions: &[Condition]) -> Result<SeccompRule, BackendError> {
     let made = conditions.iter().map(|(argument, comparison, value)| {
         SeccompCondition::new(*argument, SeccompCmpArgLen::Dword, comparison.clone(), *value)
@@ -215,7 +215,7 @@ fn short_rule(conditions: &[Condition]) -> Result<SeccompRule, BackendError> {
     SeccompRule::new(made.collect::<Result<_, _>>()?)
 }
 
-/// Returns the rules for allowed calls.
+/// Returns the rules for calls that are allowed, or that another filter makes fail.
 fn allowed(addresses: Addresses) -> Result<Rules, BackendError> {
     use SeccompCmpOp::{Eq, Ge, MaskedEq, Ne};
     let mut rules: Rules = ALLOWED.iter().chain(REFUSED).map(|call| (*call, Vec::new())).collect();

@@ -1,4 +1,4 @@
-//! Tests messages that homes and cards never send.
+//! Tests a card with arbitrary messages, including messages that homes and cards never send.
 
 use super::super::*;
 use proptest::prelude::*;

@@ -14,7 +14,7 @@ const ALL_SCHEDULES: u64 = 100_000;
 const MAX_STEPS: u64 = 50_000;
 /// Number of priority changes in a schedule.
 const CHANGES: usize = 5;
-/// Number of steps among which the priority changes are selected.
+/// Number of first steps of a schedule among which the priority changes are selected.
 const CHANGES_AMONG: u64 = 2_000;
 /// Maximum number of failures in a schedule.
 const MAX_FAILURES: u32 = 3;
@@ -52,7 +52,7 @@ struct Checker {
     choice: Choice,
     cut: BTreeSet<(u32, u32)>,
     failures: u32,
-    /// True if timers may expire while other steps are possible.
+    /// True if time may advance to the next timer while other steps are possible.
     is_hasty: bool,
     steps: u64,
 }
@@ -75,7 +75,7 @@ impl Checker {
         Self { world, random, choice, cut: BTreeSet::new(), failures, is_hasty, steps: 0 }
     }
 
-    /// Returns the candidate steps.
+    /// Returns the candidate steps, excluding failures and waits.
     fn actions(&self) -> Vec<Action> {
         let world = &self.world;
         let mut actions = Vec::new();
@@ -94,7 +94,7 @@ impl Checker {
         actions
     }
 
-    /// Rarely returns a failure to inject as the next step.
+    /// Returns a failure to inject as the next step, with a probability of at most 1/60.
     fn failure(&mut self) -> Option<Action> {
         if self.failures == 0 || self.random.below(60) > 0 {
             return None;
@@ -194,7 +194,7 @@ impl Checker {
             assert!(self.steps < MAX_STEPS, "schedule {seed} does not end: {}", self.state());
             assert!(self.step(), "schedule {seed} is a deadlock: {}", self.state());
         }
-        // If timers expire early, the wait for a message may exceed any limit.
+        // A hasty schedule may delay messages beyond any limit.
         let in_time = self.is_hasty || self.world.overdue.is_empty();
         assert!(in_time, "schedule {seed}: work exceeded its limit at {} us", self.world.now / 1000);
         let views = self.world.cards.values().flat_map(|turns| turns.members.values());

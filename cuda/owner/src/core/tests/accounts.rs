@@ -4,7 +4,7 @@ use super::*;
 
 /// Size of one context in bytes.
 const CONTEXT: u64 = 512 << 20;
-/// Bytes that NVML does not attribute to any process while no tenant exists.
+/// Bytes that NVML does not attribute to any process while no program uses the card.
 const IDLE: u64 = 483 << 20;
 
 /// Creates two tenants of eight chunks each on a card of 32 chunks.
@@ -97,7 +97,7 @@ fn process_beyond_tenant_quota_is_killed_when_configured() {
     assert_eq!(world.core.view(0).tenants[0].killed, 1);
 }
 
-/// Makes a program free `count` chunks. `missing` bytes of the freed memory remain in use.
+/// Makes a program free `count` chunks, of which `missing` remain in use.
 fn frees(world: &mut World, session: SessionId, tenant: u32, count: usize, missing: u64) {
     let chunks: Vec<ChunkId> =
         world.programs.get_mut(&session).expect("there").chunks.keys().copied().take(count).collect();

@@ -270,7 +270,7 @@ impl Host {
         }
     }
 
-    /// Checks that at most one tenant uses each card, not counting tenants that no other tenant waits for.
+    /// Checks that at most one tenant uses each card, not counting tenants whose turns overrun.
     fn check(&self) {
         for (card, core) in self.cores.iter().enumerate().filter(|(card, _)| !self.dead.contains(card)) {
             let open = self.programs.iter().filter(|program| {

@@ -19,7 +19,7 @@ fn world(sharing: Sharing) -> World {
     world
 }
 
-/// Connects a program that is a client of the card's MPS server.
+/// Connects a program that is a client of the group's MPS server.
 fn client(world: &mut World, tenant: &str) -> SessionId {
     let session = world.connect(tenant);
     world.say(session, FromTenant::Concurrent { card: 0 });

@@ -1,4 +1,4 @@
-//! Tests, with arbitrary settings, the time shares of tenants whose memory does not fit on the card together.
+//! Tests the time shares of tenants whose memory does not fit on the card together, with fixed and arbitrary settings.
 
 use super::*;
 use proptest::prelude::*;

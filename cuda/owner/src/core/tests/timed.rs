@@ -231,7 +231,7 @@ fn two_at_once(ready: u64) -> (Timed, [SessionId; 2]) {
         let spec = TenantSpec { memory_bytes: 640 * CHUNK, ..world::spec(name, 0, Limits::default()) };
         timed.core.add_tenant(spec).expect("the request is valid");
     }
-    // The stock is full after this time.
+    // After this time, the stock is full.
     timed.run(5_000 * MS);
     let sessions = ["one", "two"].map(|name| timed.connect(name));
     for session in sessions {

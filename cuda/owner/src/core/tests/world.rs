@@ -14,7 +14,7 @@ thread_local! {
     static SEED: std::cell::Cell<u32> = const { std::cell::Cell::new(7) };
 }
 
-/// Contents of memory that belonged to another tenant.
+/// Contents of memory that was not zeroed.
 const STALE_CONTENTS: u64 = u64::MAX;
 
 /// A program that uses the shim.
@@ -57,7 +57,7 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// Returns the program's empty chunks.
+    /// Returns the program's empty chunks to the owner.
     fn give_up_empty(&mut self) {
         let empty = std::mem::take(&mut self.empty);
         let pieces = empty.iter().filter_map(|chunk| self.chunks.remove(chunk)).map(|(piece, _)| piece);

@@ -69,7 +69,7 @@ fn note_context() {
     shim().current().contexts.note_current();
 }
 
-/// Returns the card whose accounts contain a driver handle's memory.
+/// Returns the card whose accounts contain a driver handle's memory, or else the current card.
 fn of_driver(handle: Handle) -> &'static Card {
     let shim = shim();
     shim.cards().find(|card| of(card).knows_fixed(handle)).unwrap_or(shim.current())
@@ -316,8 +316,8 @@ unsafe extern "C" fn get_property(property: *mut c_void, handle: Handle) -> c_in
     }
 }
 
-/// Recommends at least the chunk size as the granularity, because only multiples of the chunk size can move completely.
-/// The minimum granularity is the driver's.
+/// For memory that can move, recommends at least the chunk size as the granularity, because only multiples of the chunk
+/// size can move completely. The minimum granularity is the driver's.
 unsafe extern "C" fn get_granularity(bytes: *mut usize, property: *const c_void, option: c_int) -> c_int {
     // SAFETY: guaranteed by the caller.
     let result = unsafe { driver::mem_get_granularity(bytes, property, option) };

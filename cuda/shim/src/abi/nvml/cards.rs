@@ -106,7 +106,7 @@ unsafe fn by_index(index: usize, number: u32, to: *mut Device) -> c_int {
     }
 }
 
-/// Finds a device by the NUL-terminated name at `name`.
+/// Finds a device by the UUID, PCI address or serial number at `name`, and rejects other tenants' devices.
 unsafe fn by_name(index: usize, name: *const c_void, to: *mut Device) -> c_int {
     let function = real(index);
     if function.is_null() {

@@ -48,6 +48,7 @@ impl Entry for Second {
 type Function<T> = unsafe extern "C" fn(Device, *mut u32, *mut T) -> c_int;
 
 /// Returns the tenant's process IDs in the owner's PID namespace, or `None` if the card does not belong to the tenant.
+/// With an owner of an older version, returns only this process's ID.
 fn own(device: Device) -> Option<Vec<u32>> {
     let (link, card, version) = connect(device)?;
     let mut pids = vec![std::process::id()];

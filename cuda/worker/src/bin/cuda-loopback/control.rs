@@ -12,7 +12,7 @@ use crate::programs::Programs;
 
 /// Maximum length of a request in bytes.
 const MAX_REQUEST: u64 = 64;
-/// Time limit for a client to send its request.
+/// Time limit for each read of a client's request.
 // TIMEOUT: only a client that does not send a complete line waits this long.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 
@@ -35,7 +35,7 @@ fn serve(mut connection: &UnixStream, programs: &Programs) {
         Ok(result) => result.recv().unwrap_or_else(|_| Err("the worker has ended".to_owned())),
         Err(error) => Err(format!("{error:#}")),
     };
-    // The client may have disconnected.
+    // Ignore errors, because the client may have disconnected.
     let _ = match reply {
         Ok(process) => writeln!(connection, "worker {process}"),
         Err(reason) => writeln!(connection, "refused: {reason}"),

@@ -15,7 +15,7 @@ use worker_link::{FromWorker, Link, LinkError, ToWorker, WorkerFiles, WorkerOpti
 /// Result of a restart: the new worker's process ID, or the reason why the restart failed.
 pub type Restarted = Result<u32, String>;
 
-/// A restart that a worker has not completed yet.
+/// A requested restart: the file for the worker's state, and the channel for the result.
 struct Pending {
     file: OwnedFd,
     reply: Sender<Restarted>,
@@ -92,7 +92,7 @@ impl Programs {
     fn supervise(&self, files: &Files, mut child: Child, mut link: Arc<Link>) {
         loop {
             let is_saved = self.until_end(child.id(), &link);
-            // The worker has exited, or its guest has closed the connection.
+            // The worker has closed the connection. Kill it in case it has not exited.
             let _ = child.kill();
             let _ = child.wait();
             let Some(program) = self.lock().remove(&child.id()) else { return };
