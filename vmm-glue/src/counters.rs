@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::protocol::Command;
 
-/// Number of commands with their own counter. Higher command numbers are counted as number 0.
+/// Number of message counters, indexed by command number. Higher command numbers are counted as number 0.
 const COMMANDS: usize = 19;
 
 macro_rules! counters {

@@ -313,7 +313,7 @@ impl Interrupts {
         self.deliver(MSI, deliver);
     }
 
-    /// Delivers the rising edge of the INTx pin through `deliver`, once until [`Self::unmask_intx`] is called. `None`
+    /// Signals a high INTx level through `deliver`, at most once between calls of [`Self::unmask_intx`]. `None`
     /// disables INTx.
     pub fn deliver_intx(&self, deliver: Option<Deliver>) {
         self.deliver(INTX, deliver);

@@ -20,7 +20,8 @@ struct Scene {
 }
 
 impl Scene {
-    /// Creates a card that holds posted writes, on which [`Self::copy`] copies pattern 1 to host memory.
+    /// Creates a card that holds back posted writes, and the buffers for [`Self::copy`], which copies pattern 1 to host
+    /// memory.
     fn new() -> Self {
         let mut driver = Driver::new(&small());
         let channel = driver.only_channel(1);

@@ -63,14 +63,14 @@ struct Slot {
     /// Descriptor numbers in this process, or empty if only the keeper has the descriptor. After a restart, the list
     /// may have several entries, one of which is open.
     fds: Vec<RawFd>,
-    /// The identity of the file, if it has one.
+    /// Identity of the file, if the descriptor is a memory file.
     file: Option<FileId>,
     /// Set if the current commit refers to the descriptor.
     named: bool,
 }
 
 impl Slot {
-    /// Returns true if only the keeper has the descriptor, and no commit refers to it.
+    /// Returns true if only the keeper has the descriptor, and the current commit does not refer to it.
     fn is_spare(&self) -> bool {
         !self.named && self.fds.is_empty()
     }

@@ -262,7 +262,7 @@ impl GuestMemory {
         self.snapshot().write(gpa, data)
     }
 
-    /// Validates, maps and adds a region. All arguments are untrusted.
+    /// Validates, maps and adds a region. `request` is untrusted.
     pub fn add(&self, request: AddRegion, limits: &MemoryLimits, wake: &Arc<Wake>) -> Result<DmaRegion, AddError> {
         let AddRegion { gpa, size, offset, readable, writable, fd } = request;
         let map = |table: &MemoryTable| {

@@ -24,7 +24,8 @@ const ENODEV: u32 = 19;
 /// Guest physical addresses that firmware or a kernel writes early: interrupt vectors, firmware data, the last page
 /// below 1 MiB, and kernel load addresses.
 const EARLY_WRITE_ADDRS: [u64; 7] = [0, 0x7000, 0x9_f000, 0xf_f000, 0x10_0000, 0x100_0000, 0x200_0000];
-/// Number of evenly spaced samples per region, in addition to its last page.
+/// Number of equal parts of a region. The check samples the boundaries between the parts, in addition to the last page
+/// and [`EARLY_WRITE_ADDRS`].
 const PARTS: u64 = 8;
 
 #[derive(Debug)]
@@ -47,7 +48,7 @@ pub(super) struct ShareCheck {
 }
 
 impl ShareCheck {
-    /// Restarts the check for all memory whose sharing state is unknown.
+    /// Restarts the check for all readable memory whose sharing state is unknown.
     pub fn start(&mut self, table: &MemoryTable, client_takes_requests: bool) {
         self.samples.clear();
         for region in table.regions().iter().filter(|region| region.readable) {
@@ -87,7 +88,8 @@ impl ShareCheck {
                 match outcome {
                     Ok(theirs) => private.extend(self.compare(&theirs, sample)),
                     Err(DmaError::Refused { errno: ENODEV, .. } | DmaError::NotConnected | DmaError::Unsupported) => {
-                        // The guest has disabled bus mastering again. Enabling it will start another check.
+                        // The guest has disabled bus mastering again, or the client is gone. The next time that a guest
+                        // enables bus mastering, another check starts.
                         self.samples.clear();
                     }
                     Err(_) => (),
