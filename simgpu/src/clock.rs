@@ -209,7 +209,7 @@ impl Clock {
         self.alarm
     }
 
-    /// Returns true if the alarm has fired since the last call.
+    /// Returns true if the alarm is due, and disables it.
     pub(crate) fn take_alarm(&mut self) -> bool {
         let due = self.alarm.is_some_and(|at| self.now() >= at);
         if due {

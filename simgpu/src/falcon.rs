@@ -7,7 +7,7 @@ use nvspec::regs::fecs::IMEM_CONTROL;
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// Size of data memory in dwords: 4 KiB, the range of the port's address field.
+/// Size of data memory in dwords: 4 KiB. Addresses beyond this size wrap around.
 const WORDS: usize = 1024;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -70,7 +70,7 @@ impl Progress {
 pub struct FifoCounters {
     /// Number of fetched GPFIFO entries.
     pub entries: u64,
-    /// Number of methods executed by the host unit or an engine.
+    /// Number of methods executed by the host unit or an engine. A retried method may be counted several times.
     pub methods: u64,
     /// Number of times a channel was loaded into a PBDMA.
     pub switches: u64,
@@ -286,7 +286,8 @@ impl Fifo {
         true
     }
 
-    /// Detects submissions without a doorbell: writes by engines, and writes to USERD pages in host memory.
+    /// Detects submissions without a doorbell: writes by engines, and writes to USERD pages in host memory. Returns
+    /// true if it found any.
     fn poll_userd(&mut self, cx: &Cx) -> bool {
         let mut found = false;
         for number in &self.order {

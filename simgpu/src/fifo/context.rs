@@ -155,7 +155,7 @@ impl Context {
         }
     }
 
-    /// Returns GP_PUT, or `None` if it is not a valid ring index.
+    /// Returns GP_PUT, or `None` if it is not a valid ring index or cannot be read.
     pub(crate) fn gp_put(&self, memory: &Memory) -> Option<u32> {
         read_gp_put(self.userd, memory).filter(|put| *put < self.gp_entries)
     }
