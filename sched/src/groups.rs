@@ -78,7 +78,8 @@ pub struct GroupConfig {
     pub lag_ns: u64,
     /// Time without completed work after which other members stop waiting for a member, in ns.
     pub stall_ns: u64,
-    /// Age at which the measured length of a member's submissions expires, in ns.
+    /// Initial age at which the measured length of a member's submissions expires, in ns. The age increases while
+    /// successive measurements agree.
     pub sample_interval_ns: u64,
     /// Maximum duration of such a measurement, during which the member has the card to itself, in ns.
     pub sample_ns: u64,

@@ -159,7 +159,7 @@ struct Member {
     paused: bool,
     /// True if the tenant's turns are offered, and start only after they have been reserved.
     offers: bool,
-    /// True if the tenant had queued work at the end of its last slice.
+    /// True if the tenant fills the card, as determined when it last returned its turn.
     fills: bool,
     /// Time of the last offer. Cleared when the offer is accepted or the tenant's state changes.
     offered: Option<Nanos>,
@@ -498,7 +498,7 @@ impl Turns {
         }
     }
 
-    /// Returns the time of the next check for another due tenant, or `None` if no tenant waits.
+    /// Returns the time of the next check for another due tenant, or `None` if no check is needed.
     fn comparison(&self, slice: &Slice) -> Option<Nanos> {
         let may_yield = slice.continues() && !slice.yields && self.scheduler.queued() > 0;
         let TurnsConfig { yield_ns, .. } = self.config;

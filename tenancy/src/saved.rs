@@ -3,9 +3,9 @@
 //! Both kinds of cards save [`SavedTenancy`] with the same parts: the scheduler (accounts, the policy's credits,
 //! strikes, quarantines) and the memory quanta. The parts are those of version 0.2.0.
 //!
-//! The owner of a CUDA card saves [`SavedAccounts`], which consist of these parts and the tenants' names, because the
-//! next owner assigns the numbers again. Turns, moves, and chunks are not saved. The programs continue without the
-//! owner, and report their chunks to the next one.
+//! The owner of a CUDA card saves [`SavedAccounts`], which consist of these parts and the tenants' names. The next
+//! owner needs the names, because it assigns new numbers to the tenants. Turns, moves, and chunks are not saved. The
+//! programs continue without the owner, and report their chunks to the next one.
 
 use crate::Residency;
 use saved_state::{Invalid, Known, Part as _, ReadError, SavedState, WriteError, Writer, ascend, first_version};

@@ -234,6 +234,7 @@ impl Balance {
         let (length, alone) = (ns / count, self.length());
         let usual = *self.usual.get_or_insert(length);
         // Concurrent members slow each other down by at most a factor of their number, and never speed each other up.
+        // Both limits allow for an error by a factor of two.
         let fits = length <= alone.saturating_mul(2 * members.max(1)) && length >= alone / 2;
         let changes = !fits && !self.confirmed || length >= usual.saturating_mul(2) || length <= usual / 2;
         if changes && !std::mem::replace(&mut self.changed, true) {

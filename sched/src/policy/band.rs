@@ -151,8 +151,8 @@ impl Band {
         }
     }
 
-    /// Returns the next vGPU if the engine does not wait. `ahead` is a vGPU, and the additional time in ns that it is
-    /// assumed to have used.
+    /// Returns the vGPU that would run next if the engine did not wait. `ahead` is a vGPU, and the additional time in
+    /// ns that it is assumed to have used.
     fn first(&self, view: &View<'_>, ahead: Option<(TenantId, u64)>) -> Option<TenantId> {
         if !view.config.band.correct {
             let first = self.budgets.ready(view).next()?;

@@ -9,8 +9,8 @@
 use super::{CHANNEL, ENGINE, Order, Slice, Turns, after_slice};
 use crate::{Decision, Event, Nanos, PolicyKind, Scheduler, TenantId, Ticket};
 
-/// Number of slices after which a repeated offer to a tenant that has had no turn again prevents offers to other
-/// tenants.
+/// Minimum time, in slices, between two offers that each prevent offers to other tenants. Applies to offers to one
+/// tenant while it gets no turn.
 const SLICES_PER_PROMISE: u64 = 8;
 
 /// Next slice of a tenant that keeps its turn.

@@ -100,7 +100,7 @@ impl Rig {
         }
     }
 
-    /// Returns the launch that the method state describes, with 9 * 8 * 7 blocks of 5 * 3 * 4 threads.
+    /// Describes a launch of 9 * 8 * 7 blocks of 5 * 3 * 4 threads in the method state, and returns the launch.
     pub(super) fn described(&mut self) -> Launch {
         for (method, data) in [
             (methods::REGISTERS, 63),
