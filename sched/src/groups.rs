@@ -127,8 +127,8 @@ struct Member {
     /// The group whose turns the tenant shares, or `None` if the tenant is a separate party.
     joined: Option<GroupId>,
     paused: bool,
-    /// True if the member has work and its gate is closed. This field and the following ones are used only while the
-    /// member shares the turns of a group.
+    /// True if the member has work that waits for its gate to open. This field and the following ones are used only
+    /// while the member shares the turns of a group.
     wants: bool,
     gate: Gate,
     /// Time at which the member started to wait for the card.
@@ -674,8 +674,8 @@ impl GroupTurns {
         }
     }
 
-    /// Sets a group's weight and guarantee to the sums over its active members, and its latency class to the best of
-    /// theirs.
+    /// Sets a group's weight and guarantee to the sums over its active members, its latency class to the best of
+    /// theirs, and its run time limit to the longest.
     fn set_party_params(&mut self, id: GroupId, now: Nanos) {
         let active = self.members_of(id).filter(|(_, member)| member.is_active(now)).map(|(_, member)| member);
         let mut sum: Option<VgpuParams> = None;

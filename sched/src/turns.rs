@@ -45,7 +45,8 @@ const COMPARISONS_PER_YIELD: u64 = 4;
 /// Settings for turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TurnsConfig {
-    /// Length of a slice, in ns. The next turn is decided at the end of each slice.
+    /// Length of a slice, in ns. The next turn is decided at the end of each slice. Slices of two tenants that fill the
+    /// card are twice as long.
     pub slice_ns: u64,
     /// Minimum duration of a turn before a tenant of a better latency class can cut it short, in ns.
     pub least_ns: u64,

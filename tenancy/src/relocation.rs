@@ -20,7 +20,7 @@ use vram::{ChunkTable, MoveId, TenantId, Tier};
 /// Time for which a user gets no new order after it has declined one or its chunks could not be moved, in ns.
 pub const RETRY_NS: u64 = 500_000_000;
 /// Time after which a user should decline instead of continuing to drain, in ns. This is the initial value, which
-/// doubles each time the user declines.
+/// doubles with each declined order, up to 4/5 of [`Config::answer_ns`].
 const QUIESCE_NS: u64 = 2_000_000_000;
 /// Excess of declined over completed orders at which a user is abandoned, because it keeps memory from other users. The
 /// user must also have been declining for at least as long as its work may run.
@@ -212,7 +212,7 @@ impl<P> Order<P> {
 struct Record {
     /// Number of the last order.
     order: u32,
-    /// Number of declined orders minus the number of completed orders, but at least 0.
+    /// Counter that each declined order increments, and each completed order decrements down to 0.
     declines: u32,
     /// Time since which `declines` has been positive, in ns, or `None` if it is 0.
     declining_since: Option<u64>,

@@ -89,7 +89,7 @@ pub struct TenantTime {
 pub struct Entitled {
     /// Share of the compute engine.
     pub compute: u32,
-    /// Share of each copy engine, if different.
+    /// Share of each copy engine, or `None` if it equals `compute`.
     pub copies: Option<u32>,
 }
 

@@ -26,7 +26,7 @@ pub enum Wait {
         /// Number of missing bytes, if known.
         bytes: Option<u64>,
     },
-    /// Another tenant is using the card.
+    /// The tenant waits for a slice of the card's time.
     Slice {
         /// Tenant that is using the card, if known.
         holder: Option<TenantId>,

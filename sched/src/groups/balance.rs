@@ -356,8 +356,8 @@ impl GroupTurns {
         crate::shares(&all).first().copied().unwrap_or(WHOLE_SHARE_PPM)
     }
 
-    /// Returns the largest lag, in ns, among a group's members with work. If `now` is given, excludes members that
-    /// stall at this time.
+    /// Returns the largest lag, in ns, among the members of a group that have work and are not paused, quarantined, or
+    /// capped. If `now` is given, excludes members that stall at this time.
     pub(super) fn most_behind(&self, id: GroupId, now: Option<Nanos>) -> Option<i64> {
         let holds =
             |(tenant, member): &(TenantId, &Member)| self.contends(*tenant, member) && !self.stalls(member, now);

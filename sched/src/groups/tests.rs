@@ -52,7 +52,7 @@ struct Card {
     runners: BTreeMap<TenantId, Runner>,
     now: u64,
     overdue: BTreeSet<TenantId>,
-    /// Maximum number of gates that were open at the same time.
+    /// Maximum number of gates that were open at the same time, excluding those of overdue tenants.
     most_open: usize,
     /// Time for which at least one gate was open, in ns.
     used: u64,

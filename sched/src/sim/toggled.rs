@@ -36,7 +36,7 @@ struct World {
     now: Nanos,
     next: u64,
     held: BTreeMap<Ticket, (TenantId, Stage)>,
-    /// Submissions that the engine may start, in order.
+    /// Submissions that the engine has received but not started, in order. It skips those of a disabled channel.
     fetched: VecDeque<Ticket>,
     /// Running submission and its end time.
     works: Option<(Ticket, Nanos)>,

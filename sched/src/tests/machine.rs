@@ -1,4 +1,4 @@
-//! Tests the effects of each event.
+//! Tests the effects of the scheduler's events.
 
 use super::harness::Harness;
 use crate::{
