@@ -53,7 +53,7 @@ pub struct TimeView {
     pub queued: usize,
     /// Number of submissions on the card.
     pub in_flight: usize,
-    /// Busy time of each engine on which time is divided, in ns.
+    /// Busy time of each engine whose time is divided, in ns.
     pub busy: BTreeMap<Engine, u64>,
     /// Each tenant's share and use.
     pub tenants: BTreeMap<TenantId, TenantTime>,

@@ -205,7 +205,8 @@ impl Drop for Accepted<'_> {
 struct Active<'a> {
     accepted: Accepted<'a>,
     connection: Connection,
-    /// Set if the connection may contain messages that an earlier process received but did not handle.
+    /// Set if the connection may contain messages that were received but not handled before it was suspended or its
+    /// process was killed.
     unhandled: bool,
 }
 

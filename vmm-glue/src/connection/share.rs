@@ -2,10 +2,10 @@
 //!
 //! A VMM started without shared memory still passes its memory file, but the guest uses a private copy: the file stays
 //! empty, and a device that maps the file reads zeros. The check reads some pages both through a message to the client
-//! and from the file. The memory is private if the client's page has data but the file's page is empty, twice in a row.
-//! The memory is shared if both pages contain the same data. If the client does not accept requests, only the file is
-//! checked: the memory is private if the file has no allocated blocks. The check uses `pread`, because accessing a
-//! mapping would fill holes in the file.
+//! and from the file. The memory is private if, in two consecutive comparisons of a page, the client's page has data
+//! but the file's page is empty. The memory is shared if both pages contain the same data. If the client does not
+//! accept requests, only the file is checked: the memory is private if the file has no allocated blocks. The check uses
+//! `pread`, because accessing a mapping would fill holes in the file.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -260,8 +260,8 @@ impl Random {
     }
 }
 
-/// Returns all triples of edge values, followed by random triples. If `triples` is false, the third value of the former
-/// is always the first edge value.
+/// Returns all triples of edge values, followed by random triples. If `triples` is false, the triples of edge values
+/// all have the first edge value as their third value.
 pub(super) fn inputs(
     edges: &[u64],
     triples: bool,
