@@ -70,7 +70,8 @@ impl ComputeTiming {
     }
 }
 
-/// Model of the duration of the card's work. Results become visible at the card time at which the work completes.
+/// Model of the duration of the card's work. Until the card time at which work completes, the card reports it as in
+/// progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimeModel {
     /// Timing of PGRAPH, including M2MF.

@@ -153,8 +153,8 @@ impl CodeMemory {
         }
     }
 
-    /// Returns true if there is code at the falcon's start address: a completely written page with this virtual
-    /// address. GUESS: a partially written page is invalid.
+    /// Returns true if there is code at the falcon's start address: a completely written page with this virtual address
+    /// and a nonzero dword. GUESS: a partially written page is invalid.
     pub(crate) fn begins_at(&self, vector: u32) -> bool {
         let whole = |page: &CodePage| page.words >= CODE_PAGE_WORDS as u32 && page.any;
         self.pages.iter().any(|page| whole(page) && page.tag == vector / CODE_PAGE_BYTES)

@@ -112,7 +112,8 @@ impl Fifo {
         }
     }
 
-    /// Resets everything except the engines to the power-on state.
+    /// Restores the power-on state. The engines lose their contexts and work, but keep their firmware, and a trapped
+    /// engine resumes.
     pub(crate) fn reset(&mut self, cx: &mut Cx) {
         for (channel, number) in self.channels.iter_mut().zip(0u8..) {
             *channel = Channel::default();

@@ -74,7 +74,7 @@ counters! {
     errors,
     /// Number of posted requests that failed, without a reply.
     posted_errors,
-    /// Number of file descriptors closed because their message must not carry any.
+    /// Number of file descriptors closed because their message must not carry them.
     stray_fds,
     /// Gauge: number of client memory regions, with or without a file.
     dma_regions,

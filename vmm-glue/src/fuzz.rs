@@ -47,7 +47,7 @@ pub enum Step {
     Message { command: u8, flags: u8, fds: u8, kind: u8, body: Vec<u8> },
     /// The device raises an interrupt, or sets its INTx level.
     Interrupt(u8),
-    /// Another thread reads client memory through messages. The fields are the address in pages and the size in bytes.
+    /// The device reads client memory through messages. The fields are the address in pages and the size in bytes.
     Dma(u8, u16),
     /// The client replies to the server's oldest request with an error number or with data.
     Answer(u8),

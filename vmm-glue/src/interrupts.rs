@@ -345,7 +345,7 @@ impl Interrupts {
         self.state.lock().unmask.clone()
     }
 
-    /// Clears the event of [`Self::unmask_source`] if it is set, and unmasks INTx.
+    /// If the event of [`Self::unmask_source`] is set, clears it and unmasks INTx.
     pub(crate) fn unmask_event(&self) {
         let mut state = self.state.lock();
         if state.unmask.as_ref().is_some_and(|event| event.take()) {

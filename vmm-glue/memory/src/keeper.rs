@@ -5,8 +5,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 use rustix::fs::{FileType, OFlags};
 
-/// Maximum number of descriptors that a client's journal refers to: one file for each of its memory backends, and three
-/// for interrupts.
+/// Maximum number of descriptors that a client's journal refers to: its memory files and interrupt events, the files of
+/// mappable regions, and the device's own journal.
 pub const SLOTS: u8 = 12;
 
 /// A descriptor that a [`Keeper`] stores in addition to the connection.

@@ -64,8 +64,7 @@ pub struct DmaRegion {
     pub readable: bool,
     /// True if the device may write the region.
     pub writable: bool,
-    /// The mapping, if the client passed a file. Memory without a file is accessible only through
-    /// `vmm_glue::dma::DmaClient`.
+    /// The mapping into this process, if any. Unmapped memory is accessible only through `vmm_glue::dma::DmaClient`.
     pub mapping: Option<Arc<Mapping>>,
 }
 

@@ -1,5 +1,5 @@
-//! Feeds arbitrary bytes, split at arbitrary points. The connection must not panic, must send one reply per request,
-//! and must bound its output.
+//! Feeds arbitrary bytes, split at arbitrary points. The connection must not panic, must send one reply per request
+//! that expects a reply, and must bound its output.
 
 use std::os::fd::OwnedFd;
 
