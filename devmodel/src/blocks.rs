@@ -64,7 +64,8 @@ impl Cx<'_> {
     }
 
     /// Decodes the address of a structure of `bytes` bytes. Structures in VRAM must be within the guest's VRAM. The
-    /// backend checks structures in RAM. Counts an invalid encoding as a denied write of `written` at `at`.
+    /// backend checks structures in RAM. Counts an invalid encoding or an address outside VRAM as a denied write of
+    /// `written` at `at`.
     pub fn place(&mut self, at: At, written: u32, target: u32, address: u64, bytes: u64) -> Option<Place> {
         let Some(place) = Place::new(Target::from_bits(target), address) else {
             self.deny_write(at, Reason::Target, written);

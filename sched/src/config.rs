@@ -168,7 +168,7 @@ impl Default for Config {
     }
 }
 
-/// Minimum length of a period and of the engaged interval, in ns.
+/// Minimum length of a period or interval, in ns.
 const MIN_INTERVAL_NS: u64 = 100_000;
 /// Maximum length of a period, wait, or interval, in ns.
 const MAX_INTERVAL_NS: u64 = 10_000 * MS;

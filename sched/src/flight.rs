@@ -86,8 +86,8 @@ impl EngineState {
         Some((flight, self.charge_until(since, now)))
     }
 
-    /// Charges the running submission for the time from the later of `since` and the end of the previous submission to
-    /// `now`. Returns the charged time in ns.
+    /// Counts the time from the later of `since` and the last end of a submission to `now` as busy. Returns this time
+    /// in ns.
     pub(crate) fn charge_until(&mut self, since: Nanos, now: Nanos) -> u64 {
         let used = now.since(since.max(self.last_end));
         self.last_end = self.last_end.max(now);
@@ -146,7 +146,7 @@ impl EngineState {
         Some((flight, used))
     }
 
-    /// Adds a deferred submission from another engine or card.
+    /// Adds a deferred submission from another card.
     pub(crate) fn adopt(&mut self, flight: Flight) {
         self.aside.push(flight);
     }

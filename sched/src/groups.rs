@@ -78,7 +78,8 @@ pub struct GroupConfig {
     pub lag_ns: u64,
     /// Time without completed work after which other members stop waiting for a member, in ns.
     pub stall_ns: u64,
-    /// Age at which the measured length of a member's submissions expires, in ns.
+    /// Initial age at which the measured length of a member's submissions expires, in ns. The age increases while
+    /// successive measurements agree.
     pub sample_interval_ns: u64,
     /// Maximum duration of such a measurement, during which the member has the card to itself, in ns.
     pub sample_ns: u64,
@@ -126,8 +127,8 @@ struct Member {
     /// The group whose turns the tenant shares, or `None` if the tenant is a separate party.
     joined: Option<GroupId>,
     paused: bool,
-    /// True if the member has work and its gate is closed. This field and the following ones are used only while the
-    /// member shares the turns of a group.
+    /// True if the member has work that waits for its gate to open. This field and the following ones are used only
+    /// while the member shares the turns of a group.
     wants: bool,
     gate: Gate,
     /// Time at which the member started to wait for the card.
@@ -673,8 +674,8 @@ impl GroupTurns {
         }
     }
 
-    /// Sets a group's weight and guarantee to the sums over its active members, and its latency class to the best of
-    /// theirs.
+    /// Sets a group's weight and guarantee to the sums over its active members, its latency class to the best of
+    /// theirs, and its run time limit to the longest.
     fn set_party_params(&mut self, id: GroupId, now: Nanos) {
         let active = self.members_of(id).filter(|(_, member)| member.is_active(now)).map(|(_, member)| member);
         let mut sum: Option<VgpuParams> = None;

@@ -97,7 +97,7 @@ impl Lane {
         self.policy.arrived(vgpu, &view);
     }
 
-    /// Charges a vGPU `used` ns for a deferred submission.
+    /// Charges a vGPU `used` ns in addition to the use reported to [`Self::ended`].
     pub(crate) fn charged(&mut self, config: &Config, vgpu: TenantId, used: u64, now: Nanos) {
         self.changed = true;
         let Some(member) = self.members.get_mut(&vgpu) else { return };
@@ -115,7 +115,7 @@ impl Lane {
         }
     }
 
-    /// Counts a submission as in flight when the lanes are recreated.
+    /// Counts a submission as in flight without starting it, for example when the lanes are recreated.
     pub(crate) fn adopt_flight(&mut self, vgpu: TenantId) {
         self.in_flight += 1;
         if let Some(member) = self.members.get_mut(&vgpu) {

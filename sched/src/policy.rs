@@ -19,7 +19,8 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::ops::{Deref, DerefMut};
 
-/// Permission to start more work, given the work in flight.
+/// Permission to start more work, given the work in flight. A policy that starts each submission immediately ignores
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Room {
     /// Any vGPU may start work, because no work is in flight.

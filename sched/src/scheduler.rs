@@ -124,8 +124,8 @@ impl Scheduler {
         self.start_what_may(decisions);
     }
 
-    /// Returns the time at which an [`Event::Tick`] is due if no event occurs earlier. Returns `None` if no work is
-    /// queued or in flight, and no quarantine expires.
+    /// Returns the time at which an [`Event::Tick`] is due if no event occurs earlier. Returns `None` if the passage of
+    /// time alone causes no decision, for example because no work is queued or in flight and no quarantine expires.
     #[must_use]
     pub fn next_wakeup(&self) -> Option<Nanos> {
         let lanes = self.lanes.iter().filter_map(Lane::wakeup);
@@ -258,8 +258,8 @@ impl Scheduler {
         self.lanes.iter().any(|lane| lane.holder(ticket).is_some()).then_some(Place::Queued)
     }
 
-    /// Returns the number of ignored events, which are events with unknown vGPUs or submissions, or with invalid
-    /// settings.
+    /// Returns the number of ignored events. These have unknown vGPUs or submissions, add an existing vGPU, or have
+    /// invalid settings.
     #[must_use]
     pub const fn ignored(&self) -> u64 {
         self.ignored
@@ -579,7 +579,7 @@ impl Scheduler {
         Engine::ALL.into_iter().find(|engine| self.engines[engine.index()].flights().any(|f| f.ticket == ticket))
     }
 
-    /// Charges a submission that has left an engine.
+    /// Charges a submission that has left an engine, and counts it as completed or dropped.
     fn leave_engine(&mut self, engine: Engine, flight: &Flight, used: u64, late: u64, completed: bool) {
         self.charge(engine, flight, used);
         if let Some(vgpu) = self.vgpus.get_mut(&flight.vgpu) {
@@ -624,7 +624,8 @@ impl Scheduler {
         }
     }
 
-    /// Returns the time at which the first submission on an engine reaches its run time limit.
+    /// Returns the time at which the first submission on an engine reaches its run time limit, or `None` if it has no
+    /// limit or its channel is being killed.
     fn deadline(&self, engine: &EngineState) -> Option<Nanos> {
         let (flight, since) = engine.running().filter(|(flight, _)| !flight.killed)?;
         Some(since.after(self.vgpus.get(&flight.vgpu)?.params.max_run_ns?))

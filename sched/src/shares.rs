@@ -76,7 +76,7 @@ pub(crate) fn divide(whole: u64, of: &[Claim]) -> Vec<u64> {
     }
 }
 
-/// Returns `of * part / whole`. `whole` is 0 only if nothing remains to be divided.
+/// Returns `of * part / whole`, or 0 if `whole` is 0, which means that nothing remains to be divided.
 pub(crate) fn scale(of: u64, part: u64, whole: u64) -> u64 {
     let scaled = (u128::from(of) * u128::from(part)).checked_div(whole.into()).unwrap_or(0);
     u64::try_from(scaled).unwrap_or(u64::MAX)

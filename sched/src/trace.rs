@@ -236,7 +236,7 @@ impl Trace {
         Ok(trace)
     }
 
-    /// Returns the time of the record's last line.
+    /// Returns the latest time in the record.
     #[must_use]
     pub fn end(&self) -> Nanos {
         let moved = self.moves.last().map_or(self.at, |moved| moved.until);

@@ -45,7 +45,8 @@ const COMPARISONS_PER_YIELD: u64 = 4;
 /// Settings for turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TurnsConfig {
-    /// Length of a slice, in ns. The next turn is decided at the end of each slice.
+    /// Length of a slice, in ns. The next turn is decided at the end of each slice. Slices of two tenants that fill the
+    /// card are twice as long.
     pub slice_ns: u64,
     /// Minimum duration of a turn before a tenant of a better latency class can cut it short, in ns.
     pub least_ns: u64,
@@ -159,7 +160,7 @@ struct Member {
     paused: bool,
     /// True if the tenant's turns are offered, and start only after they have been reserved.
     offers: bool,
-    /// True if the tenant had queued work at the end of its last slice.
+    /// True if the tenant fills the card, as determined when it last returned its turn.
     fills: bool,
     /// Time of the last offer. Cleared when the offer is accepted or the tenant's state changes.
     offered: Option<Nanos>,
@@ -499,7 +500,7 @@ impl Turns {
         }
     }
 
-    /// Returns the time of the next check for another due tenant, or `None` if no tenant waits.
+    /// Returns the time of the next check for another due tenant, or `None` if no check is needed.
     fn comparison(&self, slice: &Slice) -> Option<Nanos> {
         let may_yield = slice.continues() && !slice.yields && self.scheduler.queued() > 0;
         let TurnsConfig { yield_ns, .. } = self.config;

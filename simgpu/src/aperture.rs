@@ -97,7 +97,8 @@ impl Apertures {
         self.bars.read()[index(aperture)]
     }
 
-    /// Reads through a BAR. Unreadable bytes read as 0xff.
+    /// Reads through a BAR. If the range faults or, without an address space, extends beyond VRAM, all bytes read as
+    /// 0xff.
     pub(crate) fn read(
         &self,
         aperture: Aperture,

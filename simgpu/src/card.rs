@@ -191,7 +191,7 @@ impl SimGpu {
         Self::without_thread(&config, Clock::manual(), vram, None).expect("a card")
     }
 
-    /// Creates a card from saved state, like [`Self::restored`], which runs like that of [`Self::for_test`].
+    /// Creates a card from saved state. Like the card of [`Self::for_test`], it runs only on request.
     #[cfg(test)]
     pub(crate) fn restored_for_test(config: &Config, saved: SavedCard, vram: Vram) -> Result<Self, Error> {
         let config = Config { compute_workers: Some(0), ..config.clone() };

@@ -70,7 +70,8 @@ impl ComputeTiming {
     }
 }
 
-/// Model of the duration of the card's work. Results become visible at the card time at which the work completes.
+/// Model of the duration of the card's work. Until the card time at which work completes, the card reports it as in
+/// progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimeModel {
     /// Timing of PGRAPH, including M2MF.
@@ -209,7 +210,7 @@ impl Clock {
         self.alarm
     }
 
-    /// Returns true if the alarm has fired since the last call.
+    /// Returns true if the alarm is due, and disables it.
     pub(crate) fn take_alarm(&mut self) -> bool {
         let due = self.alarm.is_some_and(|at| self.now() >= at);
         if due {

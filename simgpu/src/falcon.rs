@@ -7,7 +7,7 @@ use nvspec::regs::fecs::IMEM_CONTROL;
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// Size of data memory in dwords: 4 KiB, the range of the port's address field.
+/// Size of data memory in dwords: 4 KiB. Addresses beyond this size wrap around.
 const WORDS: usize = 1024;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -153,8 +153,8 @@ impl CodeMemory {
         }
     }
 
-    /// Returns true if there is code at the falcon's start address: a completely written page with this virtual
-    /// address. GUESS: a partially written page is invalid.
+    /// Returns true if there is code at the falcon's start address: a completely written page with this virtual address
+    /// and a nonzero dword. GUESS: a partially written page is invalid.
     pub(crate) fn begins_at(&self, vector: u32) -> bool {
         let whole = |page: &CodePage| page.words >= CODE_PAGE_WORDS as u32 && page.any;
         self.pages.iter().any(|page| whole(page) && page.tag == vector / CODE_PAGE_BYTES)

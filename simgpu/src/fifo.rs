@@ -70,7 +70,7 @@ impl Progress {
 pub struct FifoCounters {
     /// Number of fetched GPFIFO entries.
     pub entries: u64,
-    /// Number of methods executed by the host unit or an engine.
+    /// Number of methods executed by the host unit or an engine. A retried method may be counted several times.
     pub methods: u64,
     /// Number of times a channel was loaded into a PBDMA.
     pub switches: u64,
@@ -112,7 +112,8 @@ impl Fifo {
         }
     }
 
-    /// Resets everything except the engines to the power-on state.
+    /// Restores the power-on state. The engines lose their contexts and work, but keep their firmware, and a trapped
+    /// engine resumes.
     pub(crate) fn reset(&mut self, cx: &mut Cx) {
         for (channel, number) in self.channels.iter_mut().zip(0u8..) {
             *channel = Channel::default();
@@ -286,7 +287,8 @@ impl Fifo {
         true
     }
 
-    /// Detects submissions without a doorbell: writes by engines, and writes to USERD pages in host memory.
+    /// Detects submissions without a doorbell: writes by engines, and writes to USERD pages in host memory. Returns
+    /// true if it found any.
     fn poll_userd(&mut self, cx: &Cx) -> bool {
         let mut found = false;
         for number in &self.order {

@@ -187,8 +187,8 @@ impl Gpu {
     }
 
     /// Writes the registers listed in the images of loaded contexts, anywhere in BAR0, as nouveau's FECS program
-    /// (`ctx_mmio_exec`) does. Returns true if any register was written. If these writes load further contexts, the
-    /// next call writes the registers listed there.
+    /// (`ctx_mmio_exec`) does. Returns true if any register was listed. If these writes load further contexts, the next
+    /// call writes the registers listed there.
     fn write_for_contexts(&mut self) -> bool {
         if self.cx.context_writes.is_empty() {
             return false;

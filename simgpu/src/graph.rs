@@ -94,7 +94,7 @@ pub(crate) fn current(fifo: &Fifo) -> u32 {
     })
 }
 
-/// Reports the context size after FECS has started.
+/// Completes the start of FECS: reports the context size, and makes PGRAPH available.
 pub(crate) fn fecs_started(fifo: &mut Fifo, cx: &mut Cx) {
     cx.storage.poke(MAILBOX::at(1), cx.chip.graph_context_bytes);
     ready(cx);
@@ -134,7 +134,8 @@ pub(crate) fn fecs_command(command: u32, fifo: &mut Fifo, cx: &mut Cx) {
     }
 }
 
-/// Loads the next channel's context, if any, after the driver has raised FECS's context switch interrupt.
+/// Loads the next channel's context, or only unloads the current one if there is none, after the driver has raised
+/// FECS's context switch interrupt.
 pub(crate) fn fecs_switch(fifo: &mut Fifo, cx: &mut Cx) {
     let next = cx.storage.peek(NEXT::OFFSET);
     if fifo.slot(EngineId::Graph).condition != Condition::Down {

@@ -66,7 +66,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// Saves the halted card. `bars` are the sizes of BAR1 and BAR3, in bytes.
+    /// Saves the card, or returns `None` if it is not halted. `bars` are the sizes of BAR1 and BAR3, in bytes.
     pub(crate) fn save(&self, bars: [u64; 2]) -> Option<SavedCard> {
         let Self { cx, fifo, line, alarm: _, pmu, graph_falcons, copy_falcons, rom: _, halted } = self;
         let crate::cx::Cx {

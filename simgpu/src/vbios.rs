@@ -37,7 +37,7 @@ const BIT_ENTRIES: usize = BIT + 12;
 const DCB_VERSION: u8 = 0x40;
 const DCB_HEADER_BYTES: u8 = 0x1b;
 const DCB_SIGNATURE: u32 = 0x4edc_bdcb;
-/// Version of the image: chip, minor, micro, and patch. 0x70 means Fermi.
+/// Version of the image: micro, minor, chip, major, and patch. Major version 0x70 means Fermi.
 const IMAGE_VERSION: [u8; 5] = [0x01, 0x00, 0x00, 0x70, 0x00];
 
 const PLL_TABLE_VERSION: u8 = 0x40;

@@ -18,7 +18,7 @@ pub enum Deadline<U> {
     Restock,
     /// A tenant's current turn reaches its second time limit.
     SecondLimit(TenantId),
-    /// A tenant that prepares to leave for another card remains, because the daemon does not continue the move.
+    /// A tenant that was preparing to leave for another card remains, because the daemon has not continued the move.
     Departure(TenantId),
     /// The accounts of an earlier owner's tenants that were not added are discarded.
     Accounts,

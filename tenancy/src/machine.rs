@@ -128,7 +128,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Machine<U, P> {
         settings.filter(|(tenant, settings)| settings.as_ref() != scheduler.competing(*tenant)).collect()
     }
 
-    /// Returns the reason why a tenant waits, or `None` if its work may run or it has no work.
+    /// Returns the first reason why a tenant waits, or `None` if it does not wait.
     #[must_use]
     pub fn wait_reason(&self, tenant: TenantId, now: u64, standing: &Standing) -> Option<Wait> {
         let is_moving = standing.has_work && self.relocations.is_moving(tenant);

@@ -5,8 +5,8 @@
 //! ```
 //!
 //! A *user* of memory is a process of a CUDA tenant, or a VM. It maps chunks, and is quiesced while they move. A user
-//! has one order at a time. The order consists of several batches: while the user remaps one batch, the next one is
-//! copied. Orders of different users run concurrently, so that evictions of one user overlap with returns of another.
+//! has one order at a time. The order consists of batches: while the user remaps one batch, the next one is copied.
+//! Orders of different users run concurrently, so that evictions of one user overlap with returns of another.
 //!
 //! A move takes effect only after its user has remapped the chunk. Otherwise, the chunk stays in place. A user that
 //! declines an order gets no new order for some time, and its time limit for quiescing doubles. A user whose chunks
@@ -20,7 +20,7 @@ use vram::{ChunkTable, MoveId, TenantId, Tier};
 /// Time for which a user gets no new order after it has declined one or its chunks could not be moved, in ns.
 pub const RETRY_NS: u64 = 500_000_000;
 /// Time after which a user should decline instead of continuing to drain, in ns. This is the initial value, which
-/// doubles each time the user declines.
+/// doubles with each declined order, up to 4/5 of [`Config::answer_ns`].
 const QUIESCE_NS: u64 = 2_000_000_000;
 /// Excess of declined over completed orders at which a user is abandoned, because it keeps memory from other users. The
 /// user must also have been declining for at least as long as its work may run.
@@ -212,7 +212,7 @@ impl<P> Order<P> {
 struct Record {
     /// Number of the last order.
     order: u32,
-    /// Number of declined orders minus the number of completed orders, but at least 0.
+    /// Counter that each declined order increments, and each completed order decrements down to 0.
     declines: u32,
     /// Time since which `declines` has been positive, in ns, or `None` if it is 0.
     declining_since: Option<u64>,
@@ -276,7 +276,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         self.moving.contains_key(&tenant)
     }
 
-    /// Returns true if a user currently gets no orders, because it declined one or its chunks could not be copied.
+    /// Returns true if a user currently gets no orders, because an earlier order failed.
     #[must_use]
     pub fn is_left_alone(&self, user: U, now: u64) -> bool {
         self.records.get(&user).is_some_and(|record| record.retry_at > now)
@@ -316,8 +316,9 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         batches + drafts < self.config.batches_most && !self.full.contains(&user)
     }
 
-    /// Adds a chunk to a user's next order, after [`Self::admits`] has returned true. `is_missing` is true if the
-    /// destination has not been allocated yet. The executor then reports its allocation through [`Self::made`].
+    /// Adds a chunk to the moves that the next [`Self::submit`] starts, after [`Self::admits`] has returned true.
+    /// `is_missing` is true if the destination has not been allocated yet. The executor then reports its allocation
+    /// through [`Self::made`].
     pub fn add(&mut self, user: User<U>, to: Tier, chunk: Chunk<P>, is_missing: bool) {
         self.records.entry(user.id).or_default().run_limit_ns = user.run_limit_ns;
         self.drafts.entry((user.id, to)).or_default().push((chunk, is_missing));
@@ -505,7 +506,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         record.retry_at = record.retry_at.max(now.saturating_add(RETRY_NS));
     }
 
-    /// Copies all chunks that are ready to be copied, and ends the order if no chunk remains.
+    /// Starts the copies of all batches that are ready, and ends the order if no batch remains.
     fn advance(&mut self, user: U, table: &ChunkTable) {
         let Some(order) = self.orders.get_mut(&user).filter(|order| order.quiet) else { return };
         // Chunks that the user has freed in the meantime do not need a copy.

@@ -128,7 +128,8 @@ impl Residency {
         Some((turn.holder, self.quanta.left_ns(now)))
     }
 
-    /// Returns the total time in ns for which a tenant has been held since it was added.
+    /// Returns the total time in ns for which a tenant has been held. Excludes holds that ended before the tenant was
+    /// added or the state was restored.
     #[must_use]
     pub fn held_ns(&self, tenant: TenantId, now: u64) -> u64 {
         let current = self.held.get(&tenant).map_or(0, |since| now.saturating_sub(*since));

@@ -53,7 +53,7 @@ pub struct TimeView {
     pub queued: usize,
     /// Number of submissions on the card.
     pub in_flight: usize,
-    /// Busy time of each engine on which time is divided, in ns.
+    /// Busy time of each engine whose time is divided, in ns.
     pub busy: BTreeMap<Engine, u64>,
     /// Each tenant's share and use.
     pub tenants: BTreeMap<TenantId, TenantTime>,
@@ -89,7 +89,7 @@ pub struct TenantTime {
 pub struct Entitled {
     /// Share of the compute engine.
     pub compute: u32,
-    /// Share of each copy engine, if different.
+    /// Share of each copy engine, or `None` if it equals `compute`.
     pub copies: Option<u32>,
 }
 

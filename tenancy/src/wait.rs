@@ -26,7 +26,7 @@ pub enum Wait {
         /// Number of missing bytes, if known.
         bytes: Option<u64>,
     },
-    /// Another tenant is using the card.
+    /// The tenant waits for a slice of the card's time.
     Slice {
         /// Tenant that is using the card, if known.
         holder: Option<TenantId>,
@@ -40,7 +40,7 @@ pub struct Standing {
     pub is_quarantined: bool,
     /// True if the tenant has unfinished work.
     pub has_work: bool,
-    /// True if the tenant's work may run, because it has the card or work in flight.
+    /// True if the tenant's work may run, because the tenant has the card or has work in flight.
     pub runs: bool,
     /// True if the tenant lacks memory that it has requested.
     pub lacks_memory: bool,
@@ -53,8 +53,9 @@ pub struct Standing {
 }
 
 impl Residency {
-    /// Returns the reason why a tenant waits, or `None` if its work may run or it has no work. `is_moving` is true if
-    /// the tenant has work and its memory is being moved.
+    /// Returns the first reason why a tenant waits, or `None` if it does not wait. A tenant without work waits only if
+    /// it is quarantined, lacks memory, or is stopped. `is_moving` is true if the tenant has work and its memory is
+    /// being moved.
     pub(crate) fn wait_reason(&self, tenant: TenantId, now: u64, is_moving: bool, standing: &Standing) -> Option<Wait> {
         let quantum = self.wait(tenant, now).filter(|_| standing.has_work);
         match (standing, quantum) {

@@ -38,7 +38,7 @@ use vmm_memory::keeper::Keeper;
 pub const MAX_SKIP: u32 = 16 << 20;
 /// Maximum number of file descriptors per message.
 pub const MAX_FDS: usize = 16;
-/// Output size in bytes at which the server stops adding requests to the client.
+/// Output size in bytes at which [`Connection::work`] and [`Connection::handle_bytes`] stop adding output.
 const FLUSH_AT: usize = 64 << 10;
 
 /// Reasons why the server closes a connection.

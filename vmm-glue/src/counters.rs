@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::protocol::Command;
 
-/// Number of commands with their own counter. Higher command numbers are counted as number 0.
+/// Number of message counters, indexed by command number. Higher command numbers are counted as number 0.
 const COMMANDS: usize = 19;
 
 macro_rules! counters {
@@ -74,7 +74,7 @@ counters! {
     errors,
     /// Number of posted requests that failed, without a reply.
     posted_errors,
-    /// Number of file descriptors closed because their message must not carry any.
+    /// Number of file descriptors closed because their message must not carry them.
     stray_fds,
     /// Gauge: number of client memory regions, with or without a file.
     dma_regions,

@@ -113,7 +113,7 @@ struct Shared {
     next_id: u16,
     /// Number of queued and in-flight requests.
     requests: usize,
-    /// Total size of these requests in bytes.
+    /// Total size of the queued and in-flight requests in bytes.
     bytes: usize,
 }
 
@@ -153,7 +153,7 @@ impl Pending {
         state.result()
     }
 
-    /// Returns the result, once, if the request has completed.
+    /// Returns the result if the request has completed. Later calls return the same error, or no data.
     pub fn poll(&self) -> Option<Result<Vec<u8>, DmaError>> {
         let mut state = self.job.state.lock();
         (state.open == 0).then(|| state.result())
@@ -258,7 +258,8 @@ impl DmaClient {
         }
     }
 
-    /// Appends messages to `out` until it has `limit` bytes or [`MAX_IN_FLIGHT`] messages are unanswered.
+    /// Appends messages to `out` until no request is queued, `out` has `limit` bytes, or [`MAX_IN_FLIGHT`] messages are
+    /// unanswered.
     pub(crate) fn send(&self, out: &mut Vec<u8>, limit: usize) {
         let mut shared = self.shared.lock();
         while shared.in_flight.len() < MAX_IN_FLIGHT && out.len() < limit {

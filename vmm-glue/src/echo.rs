@@ -17,7 +17,7 @@ pub struct EchoDevice {
 
 impl EchoDevice {
     /// Creates a device. BAR0 has `bar0_size` bytes, a power of two of at least 4 KiB. The configuration space contains
-    /// `vendor`, `device` and the size of BAR0.
+    /// `vendor`, `device` and a class code.
     pub fn new(bar0_size: usize, vendor: u16, device: u16) -> Self {
         let mut config = vec![0; CONFIG_SIZE];
         // Write the vendor and device IDs, and then class 0xff0000 (unassigned) to the upper three bytes of the dword

@@ -31,9 +31,9 @@ use vmm_memory::memory::{DmaRegion, LOG_BLOCK, MemoryLimits};
 const MAX_STEPS: usize = 512;
 /// Maximum number of client memory regions in one run.
 const MAX_REGIONS: usize = 8;
-/// Maximum size of a memory file in one run, in bytes.
+/// Initial size of each client memory file, in bytes.
 const FILE_SIZE: u64 = 0x1_0000;
-/// Maximum number of output bytes that a run accumulates before draining them.
+/// Upper bound (exclusive) of a connection's undrained output, in bytes.
 const MAX_OUTPUT: usize = 256 << 10;
 
 /// One action of the client or the device.
@@ -47,7 +47,7 @@ pub enum Step {
     Message { command: u8, flags: u8, fds: u8, kind: u8, body: Vec<u8> },
     /// The device raises an interrupt, or sets its INTx level.
     Interrupt(u8),
-    /// Another thread reads client memory through messages. The fields are the address in pages and the size in bytes.
+    /// The device reads client memory through messages. The fields are the address in pages and the size in bytes.
     Dma(u8, u16),
     /// The client replies to the server's oldest request with an error number or with data.
     Answer(u8),
@@ -55,13 +55,13 @@ pub enum Step {
     CheckShared,
     /// The device reads mapped memory at an address, in pages.
     Touch(u8),
-    /// The client truncates all its unsealed memory files to this number of pages.
+    /// The client resizes all its unsealed memory files to this number of pages, at most to their initial size.
     Truncate(u8),
     /// The client disconnects, and another client negotiates.
     Reconnect,
 }
 
-/// Decodes bytes into steps. Any bytes are valid. Drops an incomplete last step.
+/// Decodes bytes into at most 512 steps. Any bytes are valid. Drops an incomplete last step.
 pub fn decode(bytes: &[u8]) -> Vec<Step> {
     let mut rest = bytes;
     std::iter::from_fn(|| decode_one(&mut rest)).take(MAX_STEPS).collect()

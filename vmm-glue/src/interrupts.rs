@@ -313,7 +313,7 @@ impl Interrupts {
         self.deliver(MSI, deliver);
     }
 
-    /// Delivers the rising edge of the INTx pin through `deliver`, once until [`Self::unmask_intx`] is called. `None`
+    /// Signals a high INTx level through `deliver`, at most once between calls of [`Self::unmask_intx`]. `None`
     /// disables INTx.
     pub fn deliver_intx(&self, deliver: Option<Deliver>) {
         self.deliver(INTX, deliver);
@@ -345,7 +345,7 @@ impl Interrupts {
         self.state.lock().unmask.clone()
     }
 
-    /// Clears the event of [`Self::unmask_source`] if it is set, and unmasks INTx.
+    /// If the event of [`Self::unmask_source`] is set, clears it and unmasks INTx.
     pub(crate) fn unmask_event(&self) {
         let mut state = self.state.lock();
         if state.unmask.as_ref().is_some_and(|event| event.take()) {

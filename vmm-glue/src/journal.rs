@@ -53,7 +53,7 @@ pub(crate) struct Journal {
     sequence: u64,
     /// Number of processes that were killed while they served this client.
     pub deaths: u32,
-    /// The dwords of the device's PCI configuration space that the client writes.
+    /// Saved dwords of the device's PCI configuration space.
     pub words: Words,
     /// Set if the latest commit is out of date.
     changed: bool,

@@ -28,8 +28,8 @@
 //! bounded, and a client that does not read its replies is disconnected. An invalid but framed message gets an error
 //! reply. If a stream loses its framing, the server closes the connection.
 //!
-//! Lock order: the state of `Link`, then [`interrupts`]. The other locks are leaf locks. No lock is held while the
-//! server calls a device.
+//! Lock order: the state of `Link`, then [`interrupts`]; in [`dma`], the client's state, then a request's state. The
+//! other locks are leaf locks. No lock is held while the server calls a device.
 //!
 //! Sources: the vfio-user specification (`docs/interop/vfio-user.rst` in QEMU, `docs/vfio-user.rst` in libvfio-user),
 //! the behaviour of QEMU's `hw/vfio-user` and of the rust-vmm `vfio-user` crate's client (used by cloud-hypervisor),

@@ -151,7 +151,7 @@ impl Link {
         self.0.wake.wake();
     }
 
-    /// Closes the client's connection, if any. The next client may then connect.
+    /// Requests that the server close the client's connection, if any. The next client may then connect.
     pub fn disconnect(&self) {
         self.0.disconnect.store(true, Ordering::Release);
         self.0.wake.wake();
@@ -162,12 +162,12 @@ impl Link {
         &self.0.wake
     }
 
-    /// Returns true if [`Self::check_shared`] was called since the last call.
+    /// Returns true if [`Self::check_shared`] was called, and clears this request.
     pub fn take_check_shared(&self) -> bool {
         self.0.check_shared.swap(false, Ordering::AcqRel)
     }
 
-    /// Returns true if [`Self::disconnect`] was called since the last call.
+    /// Returns true if [`Self::disconnect`] was called, and clears this request.
     pub fn take_disconnect(&self) -> bool {
         self.0.disconnect.swap(false, Ordering::AcqRel)
     }

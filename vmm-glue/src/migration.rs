@@ -28,7 +28,7 @@ pub enum State {
 }
 
 impl State {
-    /// Returns the requestable state with a wire number.
+    /// Returns the state with this wire number, or `None` if clients cannot request it.
     pub(crate) fn from_wire(number: u32) -> Option<Self> {
         let all = [Self::Stop, Self::Running, Self::StopCopy, Self::Resuming];
         all.into_iter().find(|state| state.to_wire() == number)

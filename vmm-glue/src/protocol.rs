@@ -321,7 +321,7 @@ pub const IRQ_DATA_EVENTFD: u32 = 4;
 pub const IRQ_ACTION_MASK: u32 = 8;
 /// `flags` of [`IrqSet`]: unmask the interrupts.
 pub const IRQ_ACTION_UNMASK: u32 = 16;
-/// `flags` of [`IrqSet`]: trigger the interrupt, or attach the descriptor to signal when the device triggers it.
+/// `flags` of [`IrqSet`]: trigger the interrupts, or attach the eventfds that the device's interrupts signal.
 pub const IRQ_ACTION_TRIGGER: u32 = 32;
 
 /// Start of the body of `REGION_READ` and `REGION_WRITE` and their replies. Data may follow.

@@ -32,7 +32,7 @@ pub use vmm_memory::keeper::Keeper;
 
 /// Maximum number of connections that have sent no data. A further connection closes the oldest one.
 const MAX_WAITING: usize = 4;
-/// Output size in bytes at which the output is sent.
+/// Number of bytes of new output after which the server sends it, before it handles more messages.
 const FLUSH_AT: usize = 64 << 10;
 /// Number of receive calls after which other events are checked, even if the client keeps sending.
 const MAX_ROUNDS: u32 = 64;
@@ -205,7 +205,8 @@ impl Drop for Accepted<'_> {
 struct Active<'a> {
     accepted: Accepted<'a>,
     connection: Connection,
-    /// Set if the connection may contain messages that an earlier process received but did not handle.
+    /// Set if the connection may contain messages that were received but not handled before it was suspended or its
+    /// process was killed.
     unhandled: bool,
 }
 
@@ -343,7 +344,7 @@ impl Clients<'_> {
                         connection.keep_journal(keeper, self.device);
                     }
                     self.active = Some(Active { accepted, connection, unhandled: false });
-                    // Both requests were for the previous client.
+                    // Earlier requests to disconnect the client or to check its memory were for the previous client.
                     self.link.take_disconnect();
                     self.link.take_check_shared();
                 }
@@ -487,7 +488,7 @@ impl Active<'_> {
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => (),
                 // The number of descriptors in flight is limited per user, and clients that do not read can exhaust
-                // this limit. The socket has space, so without a pause this loop would spin.
+                // this limit. The socket has space, so without a pause the server would spin.
                 Err(error) if error.raw_os_error() == Some(Errno::TOOMANYREFS.raw_os_error()) => {
                     std::thread::sleep(FDS_PAUSE);
                     break;

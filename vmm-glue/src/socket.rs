@@ -96,7 +96,8 @@ impl BoundPath {
     }
 }
 
-/// Takes over the path of an earlier process's listening socket. Returns `None` if the socket has no path.
+/// Takes over the path of an earlier process's listening socket. Returns `None` if the socket has no path, or the path
+/// is no longer a socket.
 #[must_use]
 pub fn adopt(listener: &UnixListener) -> Option<BoundPath> {
     let path = listener.local_addr().ok()?.as_pathname()?.to_owned();
@@ -114,7 +115,7 @@ fn set_rights(path: &Path, options: &SocketOptions) -> Result<(), BindError> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| system("open")(errno.into()))?;
     let there = rustix::fs::fstat(&file).map_err(|errno| system("look at")(errno.into()))?;
-    // An earlier process's socket already has its permissions.
+    // An earlier process's socket may already belong to the configured user.
     let is_ours = there.st_uid == rustix::process::geteuid().as_raw() || Some(there.st_uid) == options.uid;
     if FileType::from_raw_mode(there.st_mode) != FileType::Socket || !is_ours {
         let source =
@@ -163,7 +164,7 @@ pub fn bind(path: &Path, options: &SocketOptions) -> Result<(UnixListener, Bound
     Ok((UnixListener::from(socket), bound))
 }
 
-/// Removes a socket file that no process serves.
+/// Removes the socket file at `path` if no process serves it. Fails if the path is in use or not a socket.
 fn make_free(path: &Path) -> Result<(), BindError> {
     let Ok(metadata) = std::fs::symlink_metadata(path) else { return Ok(()) };
     let path = path.to_owned();
@@ -191,7 +192,7 @@ fn make_free(path: &Path) -> Result<(), BindError> {
     }
 }
 
-/// Returns the process at the other end of a connection.
+/// Returns the process at the other end of a connection, with process ID 0 if it is unknown.
 pub(crate) fn peer(stream: &UnixStream) -> ClientInfo {
     match rustix::net::sockopt::socket_peercred(stream) {
         Ok(credentials) => ClientInfo {

@@ -12,7 +12,8 @@ const MAX_STREAK: u32 = 1024;
 ///
 /// Polling that finds a message earns credit. Polling that finds no message, or that uses a CPU needed by other
 /// threads, costs credit. Without credit, the thread sleeps immediately until enough consecutive sleeps have been
-/// shorter than a polling interval. Each time polling stops, the number of short sleeps required to resume it grows.
+/// shorter than a polling interval. Each time the credit runs out, the number of short sleeps required to resume
+/// polling doubles, up to a limit. Full credit resets this number.
 #[derive(Debug)]
 pub struct Spin {
     length: Duration,

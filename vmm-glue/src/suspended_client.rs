@@ -35,7 +35,7 @@ pub struct SuspendedClient {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedClients {
     active: Option<SavedClient>,
-    /// Descriptors of connections that have sent no data.
+    /// Descriptor names of the connections that have sent no data.
     waiting: Vec<u32>,
 }
 

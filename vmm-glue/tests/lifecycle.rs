@@ -189,7 +189,7 @@ fn client_reads_end_of_connection_despite_pending_messages() {
     assert!(matches!(client.receive_message(), Err(ClientError::Closed)));
 }
 
-/// Stores copies of connections, and reports the calls that store and release them.
+/// Sends the test a copy of each stored connection, and `None` for each release.
 #[derive(Debug)]
 struct Copies(Sender<Option<OwnedFd>>);
 

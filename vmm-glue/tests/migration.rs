@@ -181,7 +181,7 @@ fn every_state_is_reached_from_every_other_by_the_shortest_way() {
     let calls = Arc::<Mutex<Vec<_>>>::default();
     let (_host, mut client) = movable(&calls);
     let all = [STATE_STOP, STATE_RUNNING, STATE_STOP_COPY, STATE_RESUMING];
-    // Send a new state as soon as the device is in `STATE_RESUMING`.
+    // Load a complete state each time the device enters `STATE_RESUMING`.
     let go = |client: &mut Client, from, to| {
         client.set_device_state(to).unwrap();
         if from != to && to == STATE_RESUMING {
@@ -320,7 +320,7 @@ fn written_pages_are_reported_once() {
     assert_eq!(set(&mut client.written(0, 16 * MIB, MIB).unwrap()), [4, 5, 8, 9]);
     assert_eq!(set(&mut client.written(0, 16 * MIB, MIB).unwrap()), [0usize; 0]);
     client.write32(0, 0x108, 1).unwrap();
-    // The client does not receive bits that do not fit, so they stay in the log.
+    // The server does not send a report that exceeds the client's buffer, so the bits stay in the log.
     let asked = LoggingReport { iova: 8 * MIB, length: 8 * MIB, page_size: 4096 };
     let report = FEATURE_DMA_LOGGING_REPORT | FEATURE_GET;
     assert_eq!(client.feature(report, 40, asked.as_bytes()).unwrap(), (8 + 24 + 256, Vec::new()));

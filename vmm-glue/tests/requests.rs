@@ -76,7 +76,7 @@ fn deferred_write_is_completed_after_its_reply() {
     assert!(host.quiet(), "the reply was sent, but the write is incomplete");
     let_go.send(()).unwrap();
     host.expect(completed(1));
-    // Send consecutive requests, and a request from a client that disconnects.
+    // Send consecutive requests, and disconnect after the last.
     for value in 2..5 {
         let_go.send(()).unwrap();
         client.write32(BAR0, DEFERRED_WRITE_AT, value).unwrap();

@@ -128,7 +128,7 @@ fn goes_on(next: impl Fn(Served) -> Served) {
         assert_eq!(client.read32(0, 0x20).unwrap(), round);
         assert_eq!(client.read32(0, 0x40).unwrap(), round, "earlier posted writes arrived earlier");
         assert_eq!(client.read32(0, 0x10).unwrap(), 0x1234_5678);
-        // Client memory is unchanged, and interrupts reach the client.
+        // Client memory is still mapped, and interrupts still reach the client.
         rustix::io::pwrite(&file, &round.to_le_bytes(), 0x1800).unwrap();
         let mut word = [0; 4];
         served.link.memory().read(0x1800, &mut word).unwrap();

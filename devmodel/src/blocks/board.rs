@@ -132,8 +132,8 @@ impl Pmu {
     }
 
     pub(crate) fn pending(&self) -> bool {
-        // GUESS: the routing register selects the interrupts that are delivered to the host, and these units raise no
-        // interrupts on their own.
+        // GUESS: the routing register selects the interrupts that are delivered to the host. It is ignored, because the
+        // PMU raises no interrupts on its own.
         self.intr.pending()
     }
 }
@@ -247,8 +247,8 @@ impl CopyEngine {
         cx.storage.reset_range(base, end);
     }
 
-    /// Reports a rejected method as firmware does: sets the report, enables the interrupt, and routes it to the host.
-    /// `base` is the offset of the falcon's registers.
+    /// Reports a rejected method if the firmware has been started. As firmware does, stores the report, raises and
+    /// enables the interrupt, and routes it to the host. `base` is the offset of the falcon's registers.
     #[expect(clippy::cast_possible_truncation, reason = "the register contains a 28-bit page number")]
     pub(crate) fn error(&mut self, error: &CopyError, base: u32, storage: &mut Storage) {
         if !self.running {
@@ -256,7 +256,7 @@ impl CopyEngine {
         }
         self.intr.status |= error.intr;
         self.intr.enable |= error.intr;
-        // Both blocks have the same layout.
+        // The registers of both copy engines have the same layout.
         let at = |register: u32| register.wrapping_sub(ce0::BASE).wrapping_add(base);
         let dispatch = at(ce0::INTR_DISPATCH::OFFSET);
         storage.set(dispatch, storage.get(dispatch) | (error.intr & 0xffff));

@@ -234,6 +234,7 @@ impl Balance {
         let (length, alone) = (ns / count, self.length());
         let usual = *self.usual.get_or_insert(length);
         // Concurrent members slow each other down by at most a factor of their number, and never speed each other up.
+        // Both limits allow for an error by a factor of two.
         let fits = length <= alone.saturating_mul(2 * members.max(1)) && length >= alone / 2;
         let changes = !fits && !self.confirmed || length >= usual.saturating_mul(2) || length <= usual / 2;
         if changes && !std::mem::replace(&mut self.changed, true) {
@@ -355,8 +356,8 @@ impl GroupTurns {
         crate::shares(&all).first().copied().unwrap_or(WHOLE_SHARE_PPM)
     }
 
-    /// Returns the largest lag, in ns, among a group's members with work. If `now` is given, excludes members that
-    /// stall at this time.
+    /// Returns the largest lag, in ns, among the members of a group that have work and are not paused, quarantined, or
+    /// capped. If `now` is given, excludes members that stall at this time.
     pub(super) fn most_behind(&self, id: GroupId, now: Option<Nanos>) -> Option<i64> {
         let holds =
             |(tenant, member): &(TenantId, &Member)| self.contends(*tenant, member) && !self.stalls(member, now);

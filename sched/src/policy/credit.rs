@@ -29,7 +29,7 @@ struct Budget {
 
 impl Budget {
     /// Updates the budget of a vGPU that does not compete. Its unused budget goes to the other vGPUs, and its debt
-    /// decreases by `melts` as if the vGPU got its share.
+    /// decreases by `melts`, which is its share of the time that has passed.
     fn rest(&mut self, melts: u64) {
         self.left = self.left.saturating_add_unsigned(melts).min(0);
     }
@@ -108,9 +108,9 @@ impl Budgets {
     /// filled. Other vGPUs do not compete.
     ///
     /// The budgets of two kinds of competitors are bounded. A vGPU without work keeps at most its share or its recent
-    /// use. A vGPU loses its surplus and gets no new budget if it had more than its share left while overdrawn vGPUs
-    /// ran without competition, or while no other vGPU needed the engine. Debt in excess of one period per competitor
-    /// is cancelled, because it could only accumulate if other vGPUs saved the same amount.
+    /// use. A vGPU that has more than its share left gets no new budget if overdrawn vGPUs ran without competition, and
+    /// loses as much of its surplus as they used. A lone competitor loses its whole surplus. Debt in excess of one
+    /// period per competitor is cancelled, because it could only accumulate if other vGPUs saved the same amount.
     fn competitors(&mut self, view: &View<'_>, passed: u64) -> Vec<Competitor> {
         let period = view.config.band.period_ns;
         let weights = view.members.values().map(|member| u64::from(member.params.weight)).sum();

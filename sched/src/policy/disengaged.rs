@@ -52,7 +52,7 @@ struct Use {
     /// Engine time of the submissions that ended in the free interval, in ns.
     charged: u64,
     throttled: bool,
-    /// Sequence number of the vGPU's last slice in an engaged interval. The vGPU with the lowest number runs next.
+    /// Sequence number of the vGPU's last start in an engaged interval. The vGPU with the lowest number runs next.
     turn: u64,
 }
 
@@ -170,7 +170,8 @@ impl Policy for Disengaged {
                     return free;
                 }
                 // Do not throttle vGPUs in favour of vGPUs without work. However, a vGPU may submit again if its
-                // submission has just ended, so wait for as long as that submission is expected to take.
+                // submission has just ended, so wait for as long as its next submission is expected to take, but not
+                // longer than BAND would wait.
                 let near = |member: &Member| member.expected.min(view.config.band.wait_ns);
                 let others = view.members.iter().filter(|(vgpu, member)| !throttled(**vgpu) && !member.held);
                 let until = others.filter_map(|(_, member)| Some(member.last_seen?.after(near(member)))).max();

@@ -53,7 +53,7 @@ impl Lags {
     }
 
     /// Charges a vGPU `used` ns. The vGPUs that have work, or had work within `near` ns, compete. The other vGPUs
-    /// [rest](Lag::rest), and keep at most their share of `keep` ns as credit.
+    /// [rest](Lag::rest), which limits their credit by `keep`.
     pub(crate) fn charge(&mut self, vgpu: TenantId, used: u64, near: u64, keep: u64, view: &View<'_>) {
         let now = view.now;
         let competes = |id: &TenantId, member: &Member| *id == vgpu || member.active(now, near);
@@ -102,8 +102,8 @@ impl Lags {
 }
 
 impl Lag {
-    /// Updates the lag of a vGPU that does not compete as if the vGPU got its share, until it is credited its share of
-    /// `keep` ns. If its credit is already larger, it keeps at most `keep` ns.
+    /// Credits a vGPU that does not compete with its share of the time, up to its share of `keep` ns. If its credit is
+    /// already larger, it keeps at most `keep` ns.
     fn rest(&mut self, now: Nanos, keep: u64, share: u64) {
         let of = |ns: u64| {
             i64::try_from(u128::from(ns) * u128::from(share) / u128::from(WHOLE_SHARE_PPM)).unwrap_or(i64::MAX)

@@ -109,7 +109,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Checks that each submission has exactly one state.
+    /// Checks that no submission has two states.
     fn check_tickets(&self, on_card: impl Iterator<Item = Ticket>) -> Result<(), Invalid> {
         let queued = self.lanes.iter().flat_map(|lane| lane.waiting().map(|(_, queued)| queued.ticket));
         let mut seen = BTreeSet::new();

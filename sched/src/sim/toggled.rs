@@ -1,10 +1,10 @@
-//! Tests a vGPU whose guest disables and enables its channel while work is on the card. Another vGPU always has work.
-//! The test generates the events that a card manager would send for a non-preemptive engine.
+//! Tests a vGPU whose guest disables and enables its channel while work is on the card. Another vGPU, its neighbour,
+//! always has work. The test generates the events that a card manager would send for a non-preemptive engine.
 
 use crate::{Channel, Config, Decision, Engine, Event, Nanos, PolicyKind, Scheduler, TenantId, Ticket, VgpuParams};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Length of the other vGPU's kernels, in ns.
+/// Length of the neighbour's kernels, in ns.
 const NEIGHBOUR_KERNEL_NS: u64 = 9_900_000;
 /// Length of the toggled vGPU's kernels, in ns.
 const OTHER_KERNEL_NS: u64 = 50_000_000;
@@ -15,7 +15,7 @@ const COMPLETION_DELAY_NS: u64 = 100_000;
 /// Simulated time, in ns.
 const SIMULATED_NS: u64 = 30_000_000_000;
 /// Initial time for which the toggled vGPU has the engine to itself, in ns. It then has more work in flight when the
-/// other vGPU starts.
+/// neighbour starts.
 const SOLO_NS: u64 = 300_000_000;
 /// Number of submissions that each vGPU keeps queued.
 const QUEUE_DEPTH: u64 = 16;
@@ -36,7 +36,7 @@ struct World {
     now: Nanos,
     next: u64,
     held: BTreeMap<Ticket, (TenantId, Stage)>,
-    /// Submissions that the engine may start, in order.
+    /// Submissions that the engine has received but not started, in order. It skips those of a disabled channel.
     fetched: VecDeque<Ticket>,
     /// Running submission and its end time.
     works: Option<(Ticket, Nanos)>,

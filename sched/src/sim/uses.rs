@@ -46,7 +46,8 @@ impl Uses {
         }
     }
 
-    /// Returns the use of an engine by a VM between `from` and `until`, in ns.
+    /// Returns the use of an engine by a VM between `from` and `until`, in ns. Both times are rounded down to the start
+    /// of an interval.
     #[must_use]
     pub fn used(&self, vm: usize, engine: Engine, from: u64, until: u64) -> u64 {
         let intervals = &self.of[vm][engine.index()];

@@ -74,7 +74,8 @@ impl Stream {
         Self { steps, think, depth: 1, from: Nanos(0), until: None, pulse: None }
     }
 
-    /// Returns the start time of work requested for time `at`, or `None` if the stream has ended.
+    /// Returns the first time, not before `at`, at which the stream submits work, or `None` if the stream has ended by
+    /// then.
     pub(super) fn next_start(&self, at: Nanos) -> Option<Nanos> {
         let at = at.max(self.from);
         let at = match self.pulse {

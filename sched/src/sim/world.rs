@@ -295,7 +295,7 @@ impl World<'_> {
         at.into_iter().for_each(|at| self.at(at, Happening::Doorbell(Round { guest, stream, step })));
     }
 
-    /// Removes the submissions that satisfy `gone` from the card.
+    /// Removes the submissions of the rounds that satisfy `gone`, and counts the engine time of those that are running.
     fn take_off(&mut self, gone: impl Fn(&Round) -> bool) {
         for engine in Engine::ALL {
             let first = self.engines[engine.index()].front().copied();

@@ -34,7 +34,7 @@ struct Published {
     queue: Vec<VirtualGpu>,
     current: Option<u32>,
     total: i128,
-    /// Time used by overdrawn virtual GPUs in this period while no other virtual GPU had work, in ns.
+    /// Time used by overdrawn virtual GPUs in this period while no virtual GPU with a remaining budget had work, in ns.
     filled_in: i128,
     period: i128,
     /// End of a short wait, and the virtual GPU that was selected before the wait.

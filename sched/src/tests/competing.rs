@@ -14,7 +14,7 @@ const THINK: Length = Length::Uniform(20 * US, 60 * US);
 /// Total number of VMs.
 const VMS: usize = 16;
 
-/// Returns CREDIT and the published BAND, each with one submission at a time and with the daemon's pipeline settings.
+/// Returns CREDIT and the published BAND, each once with one submission at a time and once with the default pipeline.
 fn contenders() -> [(&'static str, Config); 4] {
     let config = |policy, pipeline| Config { policy, band: BandParams::published(), pipeline, ..Config::default() };
     [
@@ -195,7 +195,7 @@ proptest! {
             let more = shares[vm] - least * weights[vm];
             prop_assert!(more <= allowed, "{name}: VM {vm} exceeds its share by {more}: {shares:?}");
         }
-        // All of the time is used, and idle VMs have no share of it.
+        // The idle VMs have used no time.
         let sum: f64 = shares[..togglers.len() + steady.len()].iter().sum();
         prop_assert!((sum - 1.0).abs() < 1e-9, "{shares:?}");
     }

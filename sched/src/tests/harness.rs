@@ -22,7 +22,7 @@ pub(super) struct Work {
     pub(super) length: u64,
 }
 
-/// An engine's work with arrival times, and the end time of the previous work.
+/// An engine's submissions with the times at which the card received them, and the end time of the previous submission.
 #[derive(Clone, Debug, Default)]
 struct Unit {
     work: VecDeque<(u64, Work)>,

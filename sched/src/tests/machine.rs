@@ -1,4 +1,4 @@
-//! Tests the effects of each event.
+//! Tests the effects of the scheduler's events.
 
 use super::harness::Harness;
 use crate::{
@@ -179,7 +179,7 @@ fn completion_seen_late_costs_only_engine_idle_time() {
 
 #[test]
 fn an_eighth_of_all_that_a_vgpu_has_used_is_free() {
-    // The ends of a kernel and its fence are observed 300 us late.
+    // The end of a kernel is observed immediately, and the end of its fence is observed 300 us late.
     let ends = [is_seen(500_000, 1, 500_000), is_seen(860_000, 2, 560_000)];
     let events = [&[arrives(0, 0, 1), arrives(0, 0, 2), arrives(0, 1, 3)][..], &ends].concat();
     assert_eq!(paid(PolicyKind::Band, &events), 560_000 + 300_000 - 560_000 / 8);

@@ -194,8 +194,8 @@ proptest! {
         }
     }
 
-    /// Checks that budgets stay within a few periods per competitor, and that the vGPUs' uses in excess of their shares
-    /// add up to zero until a vGPU is removed.
+    /// Checks that budgets stay within a few periods per competitor, and that each vGPU's use in excess of its share is
+    /// bounded.
     #[test]
     fn credits_are_bounded(
         policy in prop::sample::select(vec![PolicyKind::Credit, PolicyKind::Band]),

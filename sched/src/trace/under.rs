@@ -114,8 +114,8 @@ impl Trace {
         works
     }
 
-    /// Returns the events that do not depend on the scheduler's settings (additions and removals of vGPUs, and
-    /// arrivals), in order.
+    /// Returns the events that do not depend on the scheduler's settings (additions, changes and removals of vGPUs, and
+    /// arrivals), in order. Omits submissions that did not end.
     fn told(&self, works: &BTreeMap<Ticket, Work>) -> VecDeque<(Nanos, Event)> {
         let whole = |ticket: &Ticket| works.get(ticket).is_some_and(|work| work.length.is_some());
         let before = self.scheduler.pending().filter(|(.., ticket)| whole(ticket));

@@ -76,7 +76,7 @@ impl Turns {
     }
 
     /// Returns true if the holder of a slice that ends now fills the card. `before` is the result for the holder's
-    /// previous slice.
+    /// previous slice, and also applies to a slice that was recalled early.
     pub(super) fn fills(&self, slice: &Slice, before: bool, now: Nanos) -> bool {
         let Some(recalled) = slice.recalled else { return false };
         let is_whole = recalled.since(slice.since) >= self.config.slice_ns && now >= recalled;

@@ -9,8 +9,8 @@
 use super::{CHANNEL, ENGINE, Order, Slice, Turns, after_slice};
 use crate::{Decision, Event, Nanos, PolicyKind, Scheduler, TenantId, Ticket};
 
-/// Number of slices after which a repeated offer to a tenant that has had no turn again prevents offers to other
-/// tenants.
+/// Minimum time, in slices, between two offers that each prevent offers to other tenants. Applies to offers to one
+/// tenant while it gets no turn.
 const SLICES_PER_PROMISE: u64 = 8;
 
 /// Next slice of a tenant that keeps its turn.
@@ -86,8 +86,9 @@ impl Turns {
         !matches!(self.scheduler.config().policy, PolicyKind::Direct | PolicyKind::Disengaged)
     }
 
-    /// Starts the reserved turn if all other turns overrun. `leaving` is the tenant whose turn is about to end, if any.
-    /// The reserved turn must be added to the scheduler before that turn ends. Otherwise, another turn would start.
+    /// Starts the reserved turn if all other turns overrun, or if the policy permits several turns at a time. `leaving`
+    /// is the tenant whose turn is about to end, if any. The reserved turn must be added to the scheduler before that
+    /// turn ends. Otherwise, another turn would start.
     pub(super) fn admit(&mut self, leaving: Option<TenantId>, now: Nanos) {
         let Some(tenant) = self.reserved else { return };
         let mut others = self.members.iter().filter(|(id, _)| Some(**id) != leaving).filter_map(|(_, m)| m.slice);
@@ -137,8 +138,8 @@ impl Turns {
         self.take_out(ticket, now);
     }
 
-    /// Removes a slice from the queue. Charges the holder first, while the tenant still competes, because the tenant
-    /// was selected for its claim to that time.
+    /// Removes a slice from the queue. Charges the holder first, while the tenant still competes. Otherwise, the tenant
+    /// might not be credited with its share of that time.
     fn take_out(&mut self, ticket: Ticket, now: Nanos) {
         if let Some(since) = self.scheduler.charged_from(ENGINE) {
             self.event(now, Event::Shared { engine: ENGINE, since });

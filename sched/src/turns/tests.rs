@@ -371,7 +371,8 @@ fn turn_overruns_only_while_another_tenant_waits() {
 fn a_time_that_a_tenant_made_up_is_bounded_by_the_clock() {
     let mut turns = with(&[100, 100]);
     turns.wants(id(0), Nanos(0));
-    // The tenant first reports that its work ended long ago, and then that its work will end in an hour.
+    // The tenant first reports that its work ended at the start of its turn, and then that its work will end in the
+    // distant future.
     turns.ended(id(0), Nanos(0), false, Nanos(50 * MS));
     let used = turns.account(id(0)).expect("the tenant exists").used;
     assert!(used >= 49 * MS, "charged {used} ns of 50 ms");
@@ -523,7 +524,8 @@ fn two_programs_that_fill_card_get_long_slices() {
     };
     let full = Program::steady(MS / 2, 4);
     let (turn, longest, work, shares) = run(&[full; 2]);
-    // In this test, slices are 10 ms long. The work in flight at the end of a slice adds to this time.
+    // In this test, slices are 10 ms long, and 20 ms for two tenants that fill the card. The work in flight at the end
+    // of a slice adds to this time.
     assert!((20..=23).contains(&turn) && longest <= 24 && work >= 0.985, "{turn} {longest} {work}");
     assert!((shares[0] - 0.5).abs() < 0.01, "{shares:?}");
     let (turn, longest, ..) = run(&[full; 3]);

@@ -27,9 +27,9 @@
 //! - An instruction counts once per warp that executes it, regardless of the number of active lanes. The cost of
 //!   divergence is therefore that of the repeated instructions.
 //! - A transaction transfers a 128-byte line of global or local memory: contiguous words in a line need one
-//!   transaction, and lanes that access different lines need one transaction each. In an atomic operation, each address
-//!   whose line differs from that of the previous address needs a transaction. A transaction that spans two pages is
-//!   charged to the memory of the last page.
+//!   transaction, and lanes that access different lines need one transaction each. In an atomic operation or an access
+//!   to bytes or halfwords, each address whose line differs from that of the previous address needs a transaction. A
+//!   transaction that spans two pages is charged to the memory of the last page.
 //! - The number of worker threads affects neither the counts nor the time between two semaphores around the grid.
 //!
 //! The model ignores shared memory bank conflicts, instruction and constant cache misses, latency that is exposed

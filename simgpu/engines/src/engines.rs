@@ -188,8 +188,8 @@ pub trait Engine: Send {
     /// Returns [`EngineError::Fault`] if a memory access fails. The engine has then abandoned the pending work.
     fn step(&mut self, cx: &mut EngineCx<'_>, budget_bytes: u64) -> Result<Progress, EngineError>;
 
-    /// Removes and returns the channel's state, including pending work, and resets the engine as [`Engine::reset`]
-    /// does.
+    /// Removes and returns the channel's state, including pending copies, and resets the engine as [`Engine::reset`]
+    /// does. A running grid is abandoned.
     fn save(&mut self) -> ContextState;
 
     /// Loads a channel's state. The state of a different engine kind is treated as that of a new channel.

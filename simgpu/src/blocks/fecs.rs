@@ -115,7 +115,7 @@ impl GraphFalcons {
             Reg::UCODE_ERROR if index == 0 => {
                 cx.storage.poke(UCODE_INTR::OFFSET, cx.storage.peek(UCODE_INTR::OFFSET) & !value);
             }
-            // Computed on read, from the context that PGRAPH has loaded.
+            // A read computes this register from the context that PGRAPH has loaded.
             Reg::CURRENT => {}
             Reg::INTR
             | Reg::INTR_MISC

@@ -84,7 +84,8 @@ fn flush(trigger: u32, cx: &Cx) {
     let all_directories = pfb::MMU_INVALIDATE::ALL_PDB.is_set(trigger);
     let all_pages = pfb::MMU_INVALIDATE::ALL_VA.is_set(trigger);
     cx.mmu.flush(Flush {
-        // No channel can have used a page directory with a reserved target.
+        // No channel can have used a page directory with a reserved target, so flushing all directories is also
+        // correct.
         directory: if all_directories { None } else { BusAddr::from_target(target, address) },
         page: (!all_pages).then_some(GpuVa(page)),
         hub_only: pfb::MMU_INVALIDATE::HUB_ONLY.is_set(trigger),

@@ -35,7 +35,7 @@ pub(crate) fn write(reg: Reg, offset: u32, value: u32, cx: &mut Cx) {
     }
 }
 
-/// Raises the alarm when it is due.
+/// Raises the alarm interrupt if the alarm is due.
 pub(crate) fn step(cx: &mut Cx) {
     if cx.clock.take_alarm() {
         cx.storage.poke(INTR::OFFSET, cx.storage.peek(INTR::OFFSET) | INTR::ALARM.mask());

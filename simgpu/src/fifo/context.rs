@@ -49,7 +49,7 @@ pub(crate) struct Context {
     pub(crate) decoder: Decoder,
     /// SET_OBJECT data of each subchannel, or 0 if unbound.
     pub(crate) objects: [u32; SUBCHANNELS as usize],
-    /// The engine that executed the last method.
+    /// The engine that the channel has used last since it was loaded, if any.
     pub(crate) engine: Option<crate::faults::EngineId>,
     pub(crate) fetched: Fetched,
 }
@@ -155,7 +155,7 @@ impl Context {
         }
     }
 
-    /// Returns GP_PUT, or `None` if it is not a valid ring index.
+    /// Returns GP_PUT, or `None` if it is not a valid ring index or cannot be read.
     pub(crate) fn gp_put(&self, memory: &Memory) -> Option<u32> {
         read_gp_put(self.userd, memory).filter(|put| *put < self.gp_entries)
     }

@@ -31,7 +31,7 @@ pub(crate) struct Report {
     pub(crate) fault: MmuFault,
 }
 
-/// Stores a fault in the fault registers. Drops the fault if the unit's previous one has not been read.
+/// Stores a fault in the fault registers. Drops the fault if the driver has not acknowledged the unit's previous one.
 pub(crate) fn report(report: Report, cx: &mut Cx) {
     let Report { unit, client, instance, fault } = report;
     let pending = cx.storage.peek(pfifo::MMU_FAULT_ID::OFFSET);
@@ -53,7 +53,7 @@ pub(crate) fn report(report: Report, cx: &mut Cx) {
 }
 
 impl Fifo {
-    /// Stops a channel that faulted outside an engine. Other channels continue.
+    /// Stops a faulting channel and reports the fault. Other channels continue.
     pub(crate) fn channel_fault(&mut self, channel: u8, what: Report, cx: &mut Cx) {
         self.counters.faults += 1;
         if let Some(channel) = self.channels.get_mut(usize::from(channel)) {
@@ -108,8 +108,8 @@ impl Fifo {
         cx.storage.poke(at, cx.storage.peek(at) & !engines);
     }
 
-    /// Saves an engine's context. If the context image is unmapped, stops the engine and returns false. The fault is
-    /// then attributed to the channel of that context, not to the next channel.
+    /// Saves an engine's context. If the context image cannot be written, stops the engine and returns false. The fault
+    /// is then attributed to the channel of that context, not to the next channel.
     pub(crate) fn evict(&mut self, slot: usize, cx: &mut Cx) -> bool {
         let Some(resident) = self.slots[slot].resident else { return true };
         let client = self.slots[slot].context_client();

@@ -60,7 +60,7 @@ impl Fifo {
                 DONE
             }
             host::YIELD => Outcome::Yield,
-            // The model does not compute push buffer checksums.
+            // Reject unknown methods, and the push buffer checksum, which the model does not compute.
             _ => Outcome::Trap(INTR_0::METHOD_SIZE.mask()),
         }
     }

@@ -39,7 +39,7 @@ impl Fifo {
             }
         }
         for index in 0..self.slots.len() {
-            // The engine contains a context that the driver loaded without a channel, or work left by a channel.
+            // The engine may contain a context that the driver loaded without a channel, or work left by a channel.
             if self.slots[index].works(cx.clock.now()) {
                 return Err(NotQuiescent::Working(None));
             }

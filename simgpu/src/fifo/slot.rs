@@ -25,7 +25,7 @@ pub(crate) enum Condition {
     Down,
     /// The engine accepts work.
     Good,
-    /// The engine waits for the driver to handle an illegal method or bad data.
+    /// The engine waits for the driver to handle an illegal method, bad data, or a warp error.
     Trapped,
     /// The engine stopped on an MMU fault, and stays idle until PMC resets it, even if the driver acknowledges the
     /// fault. nouveau resets every engine that faulted (`gf100_fifo_recover_work`).
@@ -284,7 +284,7 @@ impl Slot {
         }
     }
 
-    /// Executes a method in the current context.
+    /// Executes a method in the current context. Does nothing without a context.
     pub(crate) fn method(
         &mut self,
         subchannel: u8,

@@ -71,7 +71,7 @@ impl Doorbells {
         }
     }
 
-    /// Returns the channels whose doorbells have rung since the last call.
+    /// Returns the channels whose doorbells have rung since the last call, as a bit mask.
     pub(crate) fn take(&self) -> u128 {
         let mut channels = 0;
         for (index, word) in self.rung.iter().enumerate() {

@@ -46,7 +46,7 @@ fn channel_waits_for_a_semaphore_while_its_engine_works() {
 #[test]
 fn release_without_wait_for_idle_precedes_end_of_work() {
     let mut driver = Driver::new(&small());
-    // This acquire (operation 2) does not wait for the engine to become idle.
+    // Operation 2 is a release. Bit 20 makes it not wait for the engine to become idle.
     let early = acquire(SEM, 3, 2 | 1 << 20);
     let (_channel, semaphore) = behind_endless_work(&mut driver, &[early, release(SEM, 7)]);
     assert_eq!((state(&driver), driver.peek(semaphore)), ((true, false), 3));

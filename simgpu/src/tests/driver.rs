@@ -130,7 +130,7 @@ impl Driver {
         self.card.write32(offset, value);
     }
 
-    /// Allocates zeroed pages of VRAM.
+    /// Allocates unused pages of VRAM, which a new card has zeroed. Returns their address.
     pub fn vram(&mut self, pages: u64) -> u64 {
         let at = self.next;
         self.next += pages * PAGE;

@@ -29,7 +29,8 @@ pub(super) const ADD: &str = ".kernel k
     ST [R4], R5
     EXIT";
 
-/// Stores code and a constant bank in a channel's address space. Returns the VRAM address of the data.
+/// Creates buffers for code, a constant bank and data in a channel's address space, and stores the code. Returns the
+/// VRAM address of the data.
 pub(super) fn prepare(driver: &mut Driver, channel: &Channel, source: &str) -> u64 {
     let program = sm20::assemble(source).expect("a program");
     let code = driver.buffer(channel, CODE, 1, 0);
@@ -225,8 +226,8 @@ fn time_of_a_kernel_follows_from_its_instructions() {
     }
 }
 
-/// Adds to one word per thread, in a loop. The second parameter is the distance between the words of adjacent threads,
-/// in bytes.
+/// Increments one word per thread, in a loop. The second parameter is the distance between the words of adjacent
+/// threads, in bytes.
 const STRIDE: &str = ".kernel k
     S2R R0, SR_TID.X
     MOV R1, c[0][0x24]

@@ -19,7 +19,7 @@ enum Error {
     Shader(u32, u64, bool),
     /// An MMU fault of a method's own access, with the same fields.
     Method(u32, u64, bool),
-    /// A data error: its code, and the method's data.
+    /// A data error: the method's address, and the error code.
     Data(u32, u32),
     Illegal(u32),
 }

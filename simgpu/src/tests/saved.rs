@@ -17,8 +17,8 @@ fn config() -> Config {
     Config { shared: true, ..small() }
 }
 
-/// Returns a driver with a channel that copies pages back and forth, and the addresses of the semaphore and of one
-/// buffer.
+/// Returns a driver, a channel for copies between two buffers, and the VRAM addresses of the semaphore and of the
+/// second buffer.
 fn copier(config: &Config) -> (Driver, Channel, u64, u64) {
     let mut driver = Driver::new(config);
     let mut channel = driver.only_channel(1);

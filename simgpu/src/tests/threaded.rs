@@ -24,7 +24,8 @@ fn many_copies_are_done_and_signalled() {
         let copy = ce_copy(source.0, source.1, 16);
         driver.push(&mut channel, &words(&[copy, release(sem_va, round), methods(4, 0x20, &[0])]));
         while driver.peek(sem) != round {
-            // Follow a driver's sequence: rearm, read, acknowledge, and sleep until the next message.
+            // Follow a driver's sequence: sleep until a message arrives, rearm MSI, acknowledge the interrupts, and
+            // check the semaphore.
             event.read().expect("a message");
             driver.wr(ppci::MSI_REARM::OFFSET, 0xff);
             driver.wr(pfifo::NON_STALL_INTR::at(4), 1);

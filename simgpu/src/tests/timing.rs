@@ -235,7 +235,7 @@ fn bytes_of_a_copy_that_cross_the_bus_take_its_time() {
         (4, none, all, 16 * 4),
         (4, all, all, 2 * 16 * 4),
         (8, some, none, 4 * 8),
-        // The engine is slower than the bus in this test.
+        // In this case, the engine is slower than the bus.
         (3, some, none, 16),
         (0, all, all, 16),
     ];

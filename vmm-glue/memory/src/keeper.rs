@@ -5,8 +5,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 use rustix::fs::{FileType, OFlags};
 
-/// Maximum number of descriptors that a client's journal refers to: one file for each of its memory backends, and three
-/// for interrupts.
+/// Maximum number of descriptors that a client's journal refers to: its memory files and interrupt events, the files of
+/// mappable regions, and the device's own journal.
 pub const SLOTS: u8 = 12;
 
 /// A descriptor that a [`Keeper`] stores in addition to the connection.
@@ -63,14 +63,14 @@ struct Slot {
     /// Descriptor numbers in this process, or empty if only the keeper has the descriptor. After a restart, the list
     /// may have several entries, one of which is open.
     fds: Vec<RawFd>,
-    /// The identity of the file, if it has one.
+    /// Identity of the file, if the descriptor is a memory file.
     file: Option<FileId>,
     /// Set if the current commit refers to the descriptor.
     named: bool,
 }
 
 impl Slot {
-    /// Returns true if only the keeper has the descriptor, and no commit refers to it.
+    /// Returns true if only the keeper has the descriptor, and the current commit does not refer to it.
     fn is_spare(&self) -> bool {
         !self.named && self.fds.is_empty()
     }

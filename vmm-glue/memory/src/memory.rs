@@ -64,8 +64,7 @@ pub struct DmaRegion {
     pub readable: bool,
     /// True if the device may write the region.
     pub writable: bool,
-    /// The mapping, if the client passed a file. Memory without a file is accessible only through
-    /// `vmm_glue::dma::DmaClient`.
+    /// The mapping into this process, if any. Unmapped memory is accessible only through `vmm_glue::dma::DmaClient`.
     pub mapping: Option<Arc<Mapping>>,
 }
 
@@ -262,7 +261,7 @@ impl GuestMemory {
         self.snapshot().write(gpa, data)
     }
 
-    /// Validates, maps and adds a region. All arguments are untrusted.
+    /// Validates, maps and adds a region. `request` is untrusted.
     pub fn add(&self, request: AddRegion, limits: &MemoryLimits, wake: &Arc<Wake>) -> Result<DmaRegion, AddError> {
         let AddRegion { gpa, size, offset, readable, writable, fd } = request;
         let map = |table: &MemoryTable| {

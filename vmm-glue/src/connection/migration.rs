@@ -1,7 +1,8 @@
 //! Executes requests that save or restore the device's state, or that query the memory written by the device.
 //!
 //! The session tracks the migration state, so it calls the device only in the order of states defined by [`Migration`].
-//! It rejects invalid requests without side effects. If the device fails, the device reports its state.
+//! It rejects invalid requests without side effects. If the device fails to change its state, the session assumes the
+//! state that [`Migration`] defines for this error.
 
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
@@ -184,7 +185,7 @@ impl Session {
         Ok(())
     }
 
-    /// Writes part of another device's state.
+    /// Loads part of another device's state into this device.
     pub(super) fn migration_write(&mut self, device: &mut dyn Device, body: &[u8]) -> Result<(), Refusal> {
         let (MigData { argsz: _, size }, data) =
             MigData::read_from_prefix(body).map_err(|_| too_short(body, size_of::<MigData>()))?;

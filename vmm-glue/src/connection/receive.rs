@@ -166,7 +166,8 @@ impl Receive {
         0
     }
 
-    /// Removes the next complete message from the buffer and returns it.
+    /// Removes the next complete message from the buffer and returns it. Returns only the header of an oversized
+    /// message, and skips its body.
     pub fn next(&mut self) -> Result<Option<Message<'_>>, Fatal> {
         self.drop_skipped();
         let waiting = self.buffer.get(self.start..self.end).unwrap_or_default();
@@ -219,13 +220,13 @@ impl Receive {
 /// Saved form of the input buffer. Positions are relative to the first unhandled byte.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedReceive {
-    /// Bytes of incomplete messages.
+    /// Bytes that were received but not handled.
     pub(super) bytes: Vec<u8>,
     pub(super) skip: u64,
     pub(super) sets: Vec<SavedSet>,
 }
 
-/// Descriptors whose message is incomplete.
+/// Descriptors whose message has not been handled.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedSet {
     pub(super) end: u64,
@@ -261,7 +262,7 @@ impl Receive {
         Ok(receive)
     }
 
-    /// Restores the buffer of a killed process. `saved` was committed at or after stream position `position`.
+    /// Restores the buffer of a killed process. `saved` was committed at stream position `position`.
     pub(super) fn revived(
         saved: SavedReceive,
         given: &Given,

@@ -93,7 +93,7 @@ impl Session {
     }
 
     /// Executes a write. `awaited` is true if the client blocks until the reply. Deferred work is then left to
-    /// [`Session::complete_deferred`].
+    /// [`Session::complete_deferred`], unless the write was split.
     fn write(
         &mut self,
         device: &mut dyn Device,

@@ -46,22 +46,22 @@ impl SavedConnection {
         giving: &mut Giving<'_>,
     ) -> Result<Self, ParkError> {
         let Session {
-            // Saved separately.
+            // The link is saved separately.
             link: _,
-            // Set from the server's options.
+            // The next server's options determine the limits.
             limits: _,
             max_transfer,
-            // Identified by the socket.
+            // The socket identifies the client.
             client: _,
             peer,
-            // Provided by the device.
+            // The device provides its regions.
             regions: _,
             // The next process restarts the check.
             share: _,
-            // Counted per process.
+            // Withdrawals are counted per process.
             withdrawals: _,
             refused,
-            // Used only by the journal, which is created again.
+            // Only the journal uses these flags, and it is created again.
             changed: _,
             configured: _,
             // A device cannot be saved during a migration.
@@ -131,7 +131,7 @@ impl Connection {
     }
 
     /// Restores the connection from its journal, whose buffer contains the connection's bytes. `position` is the end of
-    /// the part of the stream that the journal covers.
+    /// the part of the stream that the commit covers.
     pub(crate) fn revived(
         saved: SavedConnection,
         given: &Given,
@@ -178,7 +178,7 @@ impl Connection {
 }
 
 impl SavedReceive {
-    /// Validates each value separately, for a buffer of `room` bytes.
+    /// Validates the saved values for a buffer of `room` bytes.
     pub(super) fn check(&self, room: usize) -> Result<(), Invalid> {
         let Self { bytes, skip, sets } = self;
         Invalid::unless(bytes.len() <= room && *skip <= u64::from(MAX_SKIP), || {

@@ -1,4 +1,4 @@
-//! Executes all messages of a client, except for region accesses, which `regions` executes.
+//! Executes a client's messages, except for region accesses (`regions`) and migration requests (`migration`).
 
 use std::sync::Arc;
 
@@ -46,9 +46,10 @@ pub(super) struct Session {
     pub(super) withdrawals: usize,
     /// Number of this client's rejected requests, which determines whether the next one is logged.
     pub(super) refused: u64,
-    /// Set when the client's negotiation, memory or interrupts have changed. Cleared by the reader.
+    /// Set when the client's negotiation, memory or interrupts have changed. Cleared when the change is recorded in the
+    /// journal.
     pub(super) changed: bool,
-    /// Set when PCI configuration space has changed. Cleared by the reader.
+    /// Set when PCI configuration space may have changed. Cleared when the journal has checked it.
     pub(super) configured: bool,
     /// Migration state of the device.
     pub(super) migration: Migrating,
@@ -405,7 +406,7 @@ impl Session {
         Ok(())
     }
 
-    /// Sends an error reply for a rejected request.
+    /// Logs and counts a rejected request, and sends an error reply unless the client expects none.
     fn refuse(&mut self, header: &Header, body: &[u8], refusal: Refusal, out: &mut Outbox) {
         self.log(header, &refusal.reason);
         let counters = self.link.counters();

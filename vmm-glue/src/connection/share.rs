@@ -2,10 +2,10 @@
 //!
 //! A VMM started without shared memory still passes its memory file, but the guest uses a private copy: the file stays
 //! empty, and a device that maps the file reads zeros. The check reads some pages both through a message to the client
-//! and from the file. The memory is private if the client's page has data but the file's page is empty, twice in a row.
-//! The memory is shared if both pages contain the same data. If the client does not accept requests, only the file is
-//! checked: the memory is private if the file has no allocated blocks. The check uses `pread`, because accessing a
-//! mapping would fill holes in the file.
+//! and from the file. The memory is private if, in two consecutive comparisons of a page, the client's page has data
+//! but the file's page is empty. The memory is shared if both pages contain the same data. If the client does not
+//! accept requests, only the file is checked: the memory is private if the file has no allocated blocks. The check uses
+//! `pread`, because accessing a mapping would fill holes in the file.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -24,7 +24,8 @@ const ENODEV: u32 = 19;
 /// Guest physical addresses that firmware or a kernel writes early: interrupt vectors, firmware data, the last page
 /// below 1 MiB, and kernel load addresses.
 const EARLY_WRITE_ADDRS: [u64; 7] = [0, 0x7000, 0x9_f000, 0xf_f000, 0x10_0000, 0x100_0000, 0x200_0000];
-/// Number of evenly spaced samples per region, in addition to its last page.
+/// Number of equal parts of a region. The check samples the boundaries between the parts, in addition to the last page
+/// and [`EARLY_WRITE_ADDRS`].
 const PARTS: u64 = 8;
 
 #[derive(Debug)]
@@ -47,7 +48,7 @@ pub(super) struct ShareCheck {
 }
 
 impl ShareCheck {
-    /// Restarts the check for all memory whose sharing state is unknown.
+    /// Restarts the check for all readable memory whose sharing state is unknown.
     pub fn start(&mut self, table: &MemoryTable, client_takes_requests: bool) {
         self.samples.clear();
         for region in table.regions().iter().filter(|region| region.readable) {
@@ -87,7 +88,8 @@ impl ShareCheck {
                 match outcome {
                     Ok(theirs) => private.extend(self.compare(&theirs, sample)),
                     Err(DmaError::Refused { errno: ENODEV, .. } | DmaError::NotConnected | DmaError::Unsupported) => {
-                        // The guest has disabled bus mastering again. Enabling it will start another check.
+                        // The guest has disabled bus mastering again, or the client is gone. The next time that a guest
+                        // enables bus mastering, another check starts.
                         self.samples.clear();
                     }
                     Err(_) => (),

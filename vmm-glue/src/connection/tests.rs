@@ -1,5 +1,5 @@
-//! Feeds arbitrary bytes, split at arbitrary points. The connection must not panic, must send one reply per request,
-//! and must bound its output.
+//! Feeds arbitrary bytes, split at arbitrary points. The connection must not panic, must send one reply per request
+//! that expects a reply, and must bound its output.
 
 use std::os::fd::OwnedFd;
 
@@ -82,7 +82,7 @@ fn number() -> impl Strategy<Value = u64> {
     ]
 }
 
-/// Generates a body of numbers, like that of most requests.
+/// Generates a body of 64-bit or 32-bit numbers, like that of most requests, or of arbitrary bytes.
 fn body() -> impl Strategy<Value = Vec<u8>> {
     let words = prop::collection::vec(number(), 0..12)
         .prop_map(|numbers| numbers.into_iter().flat_map(u64::to_ne_bytes).collect());

@@ -61,7 +61,8 @@ pub(crate) struct Marks {
     pub sent: u64,
     /// ID of the next request to the client.
     pub next_id: u64,
-    /// Set if all nonzero bytes after `end` were received without a mark.
+    /// Set if any nonzero bytes after `end` were received after these marks were written. Otherwise, they may be
+    /// remains of moved bytes.
     pub clean: bool,
 }
 

@@ -14,7 +14,8 @@ use crate::options::ServerOptions;
 use vmm_memory::descriptors::{Given, ParkError};
 use vmm_memory::keeper::Keeper;
 
-/// Number of configuration space dwords that a client can set, in the header and in capabilities.
+/// Number of saved configuration space dwords: the header and the capabilities, which contain the registers that a
+/// client can set.
 const WORDS: usize = 64;
 /// Size of a dword in bytes.
 const WORD: u64 = 4;
@@ -33,7 +34,7 @@ pub struct SavedJournal {
     pub(crate) position: u64,
     /// Number of processes that were killed while they served this client.
     pub(crate) deaths: u32,
-    /// PCI configuration space, or empty for a client that has not negotiated.
+    /// First dwords of PCI configuration space, or empty for a client that has not negotiated.
     pub(crate) words: Words,
     /// Region sizes in bytes, as reported to the client.
     pub(crate) regions: Vec<u64>,
@@ -103,7 +104,7 @@ impl Revival {
     }
 }
 
-/// Reads the PCI configuration space dwords that a client can set.
+/// Reads the first [`WORDS`] dwords of PCI configuration space. Returns an empty vector if a read fails.
 pub(crate) fn read_words(device: &mut dyn Device) -> Words {
     let mut words = Vec::with_capacity(WORDS);
     for offset in (0..u64::MAX).step_by(size_of::<u32>()).take(WORDS) {

@@ -336,7 +336,7 @@ fn client_with_too_many_descriptors_loses_its_journal() {
     assert_eq!(process.store.names().len(), usize::from(SLOTS) + 1);
     process.lend(0x100_0000);
     assert_eq!(process.store.names(), []);
-    // The client is served as before the failure.
+    // The client is still served, without a journal.
     process.lend(0x200_0000);
     assert_eq!((process.regions(), process.store.names()), (usize::from(SLOTS) + 2, vec![]));
 }

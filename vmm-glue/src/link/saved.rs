@@ -25,8 +25,8 @@ pub(crate) struct SavedLink {
 }
 
 impl SavedLink {
-    /// Adapts the saved form to a new device. The process does not know to which earlier messages, up to `next_id`, the
-    /// client has replied.
+    /// Adapts the saved form to a new device: clears the pending interrupts, and treats the last [`MAX_UNANSWERED`]
+    /// messages before `next_id` as unanswered, because the process does not know which replies have arrived.
     pub(crate) fn renew(&mut self, next_id: u64) {
         let next = u16::try_from(next_id & 0xffff).unwrap_or(0);
         self.unanswered = (1..=MAX_UNANSWERED).map(|before| next.wrapping_sub(before)).collect();
@@ -57,7 +57,7 @@ impl Link {
         self.memory().restore(memory, given, limits, self.wake())?;
         self.interrupts().restore(interrupts, given)?;
         self.set_client(Some(client));
-        // Restart the check, because its progress is not saved.
+        // Restart the memory sharing check, because its progress is not saved.
         self.check_shared();
         Ok(())
     }

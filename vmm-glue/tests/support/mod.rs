@@ -48,7 +48,7 @@ pub struct TestDevice {
     pub bar1: RegionInfo,
     /// Address at which maps are rejected.
     pub refused_map: Option<u64>,
-    /// Channel on which every unmap, once reported, waits for a message.
+    /// Channel from which each unmap, after it is reported, receives a message before it returns.
     pub held_unmap: Option<Receiver<()>>,
     /// Data of a deferred write.
     pub deferred: Option<Vec<u8>>,

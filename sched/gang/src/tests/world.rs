@@ -52,7 +52,7 @@ pub(super) struct Rank {
     pub(super) submitted: u64,
     /// True if the card's owner was notified that the rank has work.
     asked: bool,
-    /// Last time at which the gate was open, in ns.
+    /// Last time at which the gate was open or the rank had no work, in ns.
     last_ran: u64,
     /// Longest time that the gate stayed closed while the rank had work, in ns.
     pub(super) longest_gap: u64,
@@ -79,7 +79,7 @@ impl Program {
         }
     }
 
-    /// Returns true if all ranks have submitted the next kernel, so it runs.
+    /// Returns true if all ranks have submitted the next kernel, so that it runs.
     pub(super) fn runs(&self) -> bool {
         self.ranks.values().all(|rank| rank.submitted > self.done)
     }

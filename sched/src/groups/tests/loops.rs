@@ -196,7 +196,7 @@ impl Card {
         }
     }
 
-    /// Submits the next work of all programs without work in flight.
+    /// Submits the next work of each program that is due, or requests a turn for it.
     fn submit(&mut self) {
         let mut wants = Vec::new();
         for (&tenant, runner) in &mut self.runners {

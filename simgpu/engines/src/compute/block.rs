@@ -212,7 +212,7 @@ impl Block {
     fn release(&mut self, number: u8) {
         let barrier = self.barriers[usize::from(number)];
         let running = self.warps[..self.count].iter().filter(|warp| warp.condition != Condition::Ended).count();
-        // The barrier does not wait for warps that have exited.
+        // If no number of warps is given, the barrier does not wait for warps that have exited.
         let expected = barrier.warps.map_or(running, |warps| warps as usize);
         if barrier.arrived == 0 || (barrier.arrived as usize) < expected {
             return;

@@ -1,4 +1,5 @@
-//! Constant cache. A line contains the bank's contents at the time of the grid's first access to the line.
+//! Constant cache. A line contains the bank's contents at the time of the worker's first access to the line in this
+//! grid.
 
 use super::launch::{Bank, Banks, Failure};
 use nvspec::addr::GpuVa;

@@ -61,8 +61,8 @@ impl Stack {
         room
     }
 
-    /// Removes lanes from all entries above the innermost entry of the given kind, so that they wait in that entry.
-    /// Returns true if such an entry exists.
+    /// Removes lanes from all entries above the innermost entry of the given kind that contains any of them, so that
+    /// they wait in that entry. Returns true if such an entry exists.
     pub(crate) fn unwind(&mut self, kind: Kind, lanes: u32) -> bool {
         let Some(at) = self.entries.iter().rposition(|entry| entry.kind == kind && entry.lanes & lanes != 0) else {
             return false;

@@ -112,7 +112,7 @@ impl SysmemView<'_> {
         if write && !memory.writable() {
             return Err(BusError::ReadOnly { iova });
         }
-        // Both values are less than the mapping size, so they fit in `usize`.
+        // Neither value exceeds the mapping size, so both fit in `usize`.
         memory.slice(offset as usize, rest.min(len) as usize).map_err(|_| unmapped)
     }
 }

@@ -145,7 +145,7 @@ impl Vram {
         if address.0 >= self.size || len > self.size - address.0 {
             return Err(beyond);
         }
-        // Both values are less than the mapping size, so they fit in `usize`.
+        // Neither value exceeds the mapping size, so both fit in `usize`.
         self.region.get_slice(address.0 as usize, len as usize).map_err(|_| beyond)
     }
 
@@ -175,7 +175,8 @@ impl Vram {
         Ok(())
     }
 
-    /// Zeroes a range. Skips pages that are already zero, so that scrubbing untouched memory allocates no host memory.
+    /// Zeroes a range. Skips pages that are already zero, and frees whole pages of a file, so that scrubbing untouched
+    /// memory allocates no host memory.
     fn clear(&self, address: VramAddr, len: usize) -> Result<(), BusError> {
         let mut now = [0; HOST_PAGE];
         let mut done = 0;

@@ -266,7 +266,7 @@ impl Mapping {
         self.guard.is_tripped()
     }
 
-    /// Returns true if the client has sealed the file against truncation.
+    /// Returns true if the client cannot truncate the memory: its file is sealed, or it has no file.
     pub fn is_sealed(&self) -> bool {
         self.backing().is_none_or(|backing| backing.sealed)
     }

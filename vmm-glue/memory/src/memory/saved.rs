@@ -25,7 +25,7 @@ pub struct SavedRegion {
 struct SavedFile {
     descriptor: u32,
     offset: u64,
-    /// False if the memory is private to the client, or `None` if this is unknown.
+    /// True if the client shares the memory, false if it uses a private copy, or `None` if this is unknown.
     shared: Option<bool>,
 }
 

@@ -38,7 +38,8 @@ struct Block {
 /// Number of this process's mappings that have been replaced.
 static TRIPS: AtomicUsize = AtomicUsize::new(0);
 
-/// Returns the number of this process's mappings that were withdrawn. Checking this number is cheaper than a search.
+/// Returns the number of this process's mappings that were withdrawn. Comparing this number is cheaper than searching
+/// all regions for withdrawn ones.
 pub fn withdrawals() -> usize {
     TRIPS.load(Ordering::Acquire)
 }
@@ -166,7 +167,8 @@ extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *
     }
 }
 
-/// Replaces the mapping that contains `address`.
+/// Replaces the registered mapping that contains `address`. Returns false if none contains it, or if the replacement
+/// failed.
 fn repair(address: usize) -> bool {
     let mut block = BLOCKS.load(Ordering::Acquire);
     // SAFETY: blocks are never freed. The pointer is null or points to one of them.

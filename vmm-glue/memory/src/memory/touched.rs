@@ -111,7 +111,7 @@ impl Looked {
         true
     }
 
-    /// Counts the pages in `holes`, which have no data.
+    /// Counts the pages in `holes`, which have no data. Returns false if the limit was reached.
     fn touch(&self, holes: Range<usize>) -> bool {
         for page in holes {
             if self.is_known(page) {

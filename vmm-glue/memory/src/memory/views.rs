@@ -51,7 +51,8 @@ impl std::iter::FusedIterator for Pieces<'_> {}
 
 impl<'a> GuestMemorySliceIterator<'a, ()> for Pieces<'a> {}
 
-/// Excludes memory that is private to the client, was withdrawn, or has no file.
+/// Excludes memory that is private to the client, was withdrawn, or is not mapped in this process, and memory that this
+/// process may not be the first to touch.
 impl GuestMemory for MemoryTable {
     type PhysicalMemory = GuestMemoryMmap<()>;
     type Bitmap = ();

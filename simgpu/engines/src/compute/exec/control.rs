@@ -91,7 +91,8 @@ fn unwind(warp: &mut Warp, kind: Kind, lanes: u32) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Makes `lanes` branch to `pc`. Other active lanes run first, so that a loop that waits for them makes progress.
+/// Makes `lanes` branch to `pc`. Other active lanes run first, so that a loop that waits for them makes progress. A
+/// uniform branch is taken only if `lanes` contains all active lanes.
 fn branch(warp: &mut Warp, lanes: u32, pc: u32, uniform: bool, machine: &Machine<'_, '_>) -> Result<(), Failure> {
     if lanes == 0 || (uniform && lanes != warp.active) {
         return Ok(());

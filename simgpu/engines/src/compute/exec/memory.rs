@@ -53,7 +53,8 @@ pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine
         Op::Red { address, a, operation, kind } => {
             atomic(warp, None, address, Atomic { operation, kind, a, c: Register::ZERO }, mask, machine)
         }
-        // The model executes accesses in order and does not cache data, so barriers and cache control are no-ops.
+        // The model executes accesses in order and does not cache data, so barriers and cache control do not affect
+        // memory.
         Op::Membar { .. } => Ok(()),
         Op::Cctl { dst, .. } | Op::Cctll { dst, .. } => {
             warp.set(dst, &[0; LANES], mask);

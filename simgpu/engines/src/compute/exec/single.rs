@@ -1,7 +1,7 @@
 //! Single-precision arithmetic.
 //!
-//! Round-to-nearest results use host arithmetic. [`soft`] computes the results in other rounding modes, and those of
-//! the few lanes in which a double-precision sum would be rounded twice.
+//! Round-to-nearest results use host arithmetic. [`soft`] computes the results in other rounding modes, those of scaled
+//! products, and those of warps in which a double-precision sum would be rounded twice.
 
 use super::super::launch::{Failure, ILLEGAL};
 use super::super::soft::{self, F32};

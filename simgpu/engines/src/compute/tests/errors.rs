@@ -86,7 +86,8 @@ fn faults_name_the_first_lanes_address_of_the_lowest_block() {
     for workers in [0, 1, 4] {
         let mut rig = Rig::new(workers);
         rig.params(&[END as u32]);
-        // Block 3 and all higher blocks store past the end of the mapping, except for lane 0.
+        // All threads of block 3 and higher blocks, except for thread 0 of each block, store past the end of the
+        // mapping.
         let source = ".kernel k
              S2R R0, SR_TID.X
              S2R R1, SR_CTAID.X

@@ -393,7 +393,7 @@ fn multi_function_unit() {
     let angles: Vec<Input> = (0..2000).map(|step| [(step as f32 * 0.01 - 10.0).to_bits().into(), 0, 0]).collect();
     check("RRO.SINCOS R12, R4\nMUFU.SIN R12, R12", &angles, low, |[a, ..]| bits(f64::from(single(a)).sin() as f32));
     check("RRO.SINCOS R12, R4\nMUFU.COS R12, R12", &angles, low, |[a, ..]| bits(f64::from(single(a)).cos() as f32));
-    // A Newton step improves the reciprocal approximation to within a few ULPs.
+    // Improve the approximate reciprocal by two Newton steps.
     let doubles: Vec<Input> = (1..500).map(|step| [(f64::from(step) * 0.37).to_bits(), 0, 0]).collect();
     let newton = "MUFU.RCP64H R13, R5\nMOV R12, RZ\nMOV R8, RZ\nMOV32I R9, 0x3ff00000\n\
                   DFMA R16, -R4, R12, R8\nDFMA R12, R12, R16, R12\nDFMA R16, -R4, R12, R8\nDFMA R12, R12, R16, R12";

@@ -234,7 +234,7 @@ fn locks_on_shared_memory_serialize_lanes() {
 
 #[test]
 fn locks_on_global_memory_serialize_threads_of_all_blocks() {
-    // Adds four sums of two words each, because no atomic operation supports two words.
+    // Adds to four 64-bit sums, each under a lock.
     let source = ".kernel k
          S2R R0, SR_TID.X
          S2R R1, SR_CTAID.X
@@ -263,8 +263,8 @@ fn locks_on_global_memory_serialize_threads_of_all_blocks() {
 
 #[test]
 fn races_in_shared_memory_end_the_same_in_each_run() {
-    // Each thread adds to one word and swaps two others, without ordering between warps. The result depends only on the
-    // turns of 256 instructions, which are independent of the host.
+    // Each thread repeatedly swaps two adjacent words and adds its number to one of them, without ordering between
+    // warps. The result depends only on the turns of 256 instructions, which are independent of the host.
     let source = ".kernel k
          .shared 1024
          S2R R0, SR_TID.X

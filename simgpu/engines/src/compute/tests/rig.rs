@@ -100,7 +100,7 @@ impl Rig {
         }
     }
 
-    /// Returns the launch that the method state describes, with 9 * 8 * 7 blocks of 5 * 3 * 4 threads.
+    /// Describes a launch of 9 * 8 * 7 blocks of 5 * 3 * 4 threads in the method state, and returns the launch.
     pub(super) fn described(&mut self) -> Launch {
         for (method, data) in [
             (methods::REGISTERS, 63),
@@ -260,8 +260,8 @@ impl Random {
     }
 }
 
-/// Returns all triples of edge values, followed by random triples. If `triples` is false, the third value of the former
-/// is always the first edge value.
+/// Returns all triples of edge values, followed by random triples. If `triples` is false, the triples of edge values
+/// all have the first edge value as their third value.
 pub(super) fn inputs(
     edges: &[u64],
     triples: bool,

@@ -131,7 +131,7 @@ impl Job {
         Self::new(nowhere, nowhere, 0, 0, None, completion)
     }
 
-    /// Copies about `budget` bytes.
+    /// Copies about `budget` bytes, at most [`STEP_MAX`]. The last step runs the completion.
     ///
     /// # Errors
     /// Returns [`EngineError::Fault`] if a memory access fails. The copy must not be resumed after an error.

@@ -184,8 +184,8 @@ impl Side {
     }
 }
 
-/// Generates a side for `lines` lines of `line` elements of up to `element` bytes each. The side fits in half the
-/// arena.
+/// Generates a side for `lines` lines of `line` elements of `element` bytes each. The side may exceed its half of the
+/// arena, so callers filter it with [`fits`].
 fn side(line: u64, lines: u64, element: u64, narrow: bool) -> impl Strategy<Value = Side> {
     let pitch = (0u64..0x2000, 0u64..200)
         .prop_map(move |(base, gap)| Side { base, layout: Layout::Pitch { pitch: line * element + gap } });

@@ -33,7 +33,7 @@ fn ce_copy(from: u64, to: u64, line: u32, lines: u32) -> Vec<(u32, u32)> {
     methods
 }
 
-/// Checks that a copy stops exactly at a missing page in the middle, regardless of the step size.
+/// Checks that a copy stops exactly at a read-only page in the middle, regardless of the step size.
 fn stops_exactly<E: Engine + Default>(class: u32, copy: impl Fn(u64, u64, u32, u32) -> Vec<(u32, u32)>) {
     for budget in [1, 0x700, u64::MAX] {
         let mut bench = Bench::<E>::new();
