@@ -76,7 +76,8 @@ impl Top {
         }
     }
 
-    /// Shows the table until the operator quits. With `--once`, returns it as text.
+    /// Shows the table until the operator quits. With `--once`, in another format, or without a terminal, returns one
+    /// refresh as text.
     pub(super) fn run(&self, client: &Client, form: Form) -> Result<String, ClientError> {
         let first = self.look(client)?;
         if self.once || !form.is_table() || !std::io::stdout().is_terminal() {
@@ -111,7 +112,7 @@ impl Top {
         ended.map(|()| String::new()).map_err(ClientError::Terminal)
     }
 
-    /// Waits for an input event, or until the next refresh is due.
+    /// Waits for an input event that requires action, but at most for the refresh interval.
     fn wait(&self, view: &mut View) -> std::io::Result<Turn> {
         let deadline = Instant::now() + self.interval;
         loop {
