@@ -68,8 +68,8 @@ impl Wrong {
         }
     }
 
-    /// Converts a table's index in the parsed text to its index in the file, which also counts this table if it was
-    /// omitted.
+    /// Converts a table's index in the parsed text to its index in a text that also contains this error's table, if
+    /// that table was omitted.
     fn renumbered(&self, table: &str, index: usize) -> usize {
         match self.parts() {
             (name, Some(own), _) if self.table_is_out && name == table && own <= index => index + 1,
