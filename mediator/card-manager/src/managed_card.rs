@@ -356,7 +356,7 @@ impl ManagedCard {
         }
     }
 
-    /// Returns the results of bring-up.
+    /// Returns the properties of the card that were read during bring-up.
     #[must_use]
     pub fn info(&self) -> &CardInfo {
         &self.info
@@ -515,7 +515,7 @@ impl ManagedCard {
     }
 
     /// Wipes the VM's memory for a new client. If `quiet` is false, the card may be using the memory, so the memory is
-    /// zeroed in place.
+    /// zeroed in place. Otherwise, the chunks are freed and scrubbed.
     ///
     /// # Errors
     /// Returns an error if the card does not respond.

@@ -347,8 +347,8 @@ impl State {
         self.feeder().unschedule_vm(vm);
     }
 
-    /// Checks the state whenever the card's lock is released: waiting work will be polled again, and the card and the
-    /// scheduler agree on each submission.
+    /// Checks the state whenever the card's lock is released: the timer is armed if submissions are queued, and the
+    /// records and the scheduler agree on each submission.
     pub(super) fn check(&self) {
         for (ticket, held) in &self.schedule.held {
             let expected = match held.stage {

@@ -164,8 +164,8 @@ impl CardState {
         self.guest_alarms.arm(vm, now, in_ns);
     }
 
-    /// Returns the number of interrupts without a completion that a VM has caused, and the number of pauses due to
-    /// them.
+    /// Returns the number of interrupts that a VM has caused in addition to those for completions, and the number of
+    /// pauses due to them.
     #[must_use]
     pub fn noise_of(&self, vm: TenantId) -> (u64, u64) {
         self.work.noise().interrupts_and_pauses(vm)

@@ -90,5 +90,6 @@ pub trait CardView {
     fn hand_over(&mut self) -> Option<(TenantId, Nanos)>;
 
     /// Removes a channel that has occupied an engine for too long from the card, and reports its end through
+    /// `Feeder::channel_ended` before it returns.
     fn kill(&mut self, vm: TenantId, channel: VirtualChannelId, engine: Engine);
 }

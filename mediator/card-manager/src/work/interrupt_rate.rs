@@ -2,8 +2,8 @@
 //!
 //! The card's single interrupt thread handles each of these interrupts (unknown methods, engine errors, interrupts
 //! within a submission) under the card's lock. A VM may cause [`MAX_INTERRUPTS_PER_CHECK`] of them between two checks
-//! by that thread. If it causes more, its channels are paused until the next check, so the VM loses its own time rather
-//! than that of others.
+//! by that thread. If a VM causes more, its channels are paused until the next check, so the VM loses its own time
+//! rather than that of others.
 
 use std::collections::BTreeMap;
 use vram::TenantId;

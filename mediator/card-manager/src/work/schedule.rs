@@ -176,7 +176,7 @@ impl<A: Alarm> Schedule<A> {
             || self.scheduler.in_flight() > 1 && self.any_of_several()
     }
 
-    /// Records the engines on which a channel's work can run, when work arrives.
+    /// Records, at the arrival of work, whether a channel's work can run on several engines.
     pub(crate) fn note_engines(&mut self, channel: ChannelId, engines: [bool; Engine::COUNT]) {
         if engines.iter().filter(|can| **can).count() > 1 {
             self.several.entry(channel).or_default();
@@ -271,7 +271,7 @@ impl<A: Alarm> Schedule<A> {
     }
 
     /// Records the channels that engines are executing. For all other channels, the time since the last poll does not
-    /// count.
+    /// count as time on an engine.
     pub(crate) fn note_occupants(&mut self, occupants: &[ChannelId], now: Nanos) {
         let elapsed = now.since(std::mem::replace(&mut self.looked, now));
         for held in self.held.values_mut().filter(|held| !occupants.contains(&held.channel)) {
