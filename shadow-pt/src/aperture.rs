@@ -9,10 +9,10 @@ use nvspec::mmu::{ENTRY_BYTES, LPT_ENTRIES, PDE_SHIFT, PDE_SPAN, Pde, Pte, PteAp
 const SLOTS: usize = 512;
 const PAGE_SHIFT: u32 = SMALL_PAGE.trailing_zeros();
 
-/// Mapping of an aperture offset.
+/// Mapping of an aperture offset or a GPU virtual address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// Guest address that the offset maps to. It is not checked against the guest's memory size.
+    /// Guest address that the offset or virtual address maps to. It is not checked against the guest's memory size.
     pub place: Place,
     /// Number of bytes from the address to the end of its 4 KiB page.
     pub bytes: u64,

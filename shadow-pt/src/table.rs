@@ -142,6 +142,7 @@ impl Table {
     }
 
     /// Sets an entry to `raw` in the copy of the guest's entries, and to `shadow` in the copy of the card's entries.
+    /// Records the changed entries in `changes`, and updates `books`.
     fn set(
         &mut self,
         index: usize,
