@@ -429,7 +429,7 @@ pub fn document() -> Value {
             } },
         } }),
     );
-    // Saved virtual machines and scheduler recordings are not JSON.
+    // Saved virtual machines, scheduler recordings and event streams are not single JSON documents.
     let stream = json!({ "application/octet-stream": { "schema": { "type": "string", "format": "binary" } } });
     if let Some(record) = paths.get_mut("/v1/cards/{name}/scheduler/record") {
         record["post"]["responses"]["200"]["content"] =
