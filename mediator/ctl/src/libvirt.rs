@@ -164,7 +164,8 @@ impl Hook {
     fn release(&self, client: &Client, uuid: Option<String>) -> Result<(), ClientError> {
         let path = self.note(&self.domain);
         let Some(note) = read_note(&path) else { return Ok(()) };
-        // A domain with this name that libvirt no longer knows may still be running.
+        // Keep the VM of a different domain with this name, which may still be running although libvirt no longer knows
+        // it.
         if note.uuid.is_some() && uuid.is_some() && note.uuid != uuid {
             return Ok(());
         }
@@ -238,7 +239,7 @@ impl Hook {
             self.hand_over(&socket, user.as_deref()).map_err(file(&socket))
         });
         if made.is_err() {
-            // The domain will not start, and libvirt may not call `release`.
+            // Remove the VM now, because the domain will not start and libvirt may not call `release`.
             if matches!(remove(client, &new, Duration::ZERO), Ok(Removed::Gone)) {
                 let _ = fs::remove_file(&note);
             }

@@ -278,7 +278,7 @@ pub fn card(card: &Card) -> String {
         row(&[&"  free", &mib(card.vram_free_mib)]),
     ]);
     if cuda {
-        // The driver manages this card's apertures and channels.
+        // Omit the apertures and channels, which the driver manages on this card.
         rows.extend([
             row(&[&"tenants", &users(card)]),
             row(&[&"strangers", &strangers(card)]),

@@ -90,7 +90,7 @@ impl Top {
         let mut view = View::default();
         view.show(first, self.interval);
         let mut terminal = ratatui::try_init().map_err(ClientError::Terminal)?;
-        // Without mouse support, keys still scroll.
+        // Ignore errors: without mouse support, keys still scroll.
         let _ = execute!(std::io::stdout(), EnableMouseCapture);
         let ended = loop {
             if let Err(error) = terminal.draw(|frame| view.draw(frame)) {
@@ -99,7 +99,7 @@ impl Top {
             match self.wait(&mut view) {
                 Ok(Turn::Look) => match self.look(client) {
                     Ok(look) => view.show(look, self.interval),
-                    // The daemon may become available again.
+                    // Show the error and continue, because the daemon may become available again.
                     Err(error) => view.fail(error.to_string()),
                 },
                 Ok(Turn::Draw) => {}

@@ -55,7 +55,7 @@ pub(super) struct Line {
 }
 
 impl Line {
-    /// Returns the card, and the virtual machine or tenant.
+    /// Returns the line's card, and its virtual machine or tenant.
     fn user(&self) -> Option<User> {
         let [card, name, ..] = &self.cells[..] else { return None };
         Some(User { card: card.text.clone(), name: name.text.clone() })
