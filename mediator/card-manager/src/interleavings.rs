@@ -158,7 +158,7 @@ impl Rig {
         act(&guest.host)
     }
 
-    /// Rings the doorbell of a guest channel.
+    /// Submits work that takes `length` ns on a guest channel, or endless work if `length` is `None`.
     fn submit(&self, vm: TenantId, channel: ChannelId, length: Option<u64>) {
         self.access(vm, |host| host.with(|state| state.ring(vm, channel, length)));
     }

@@ -145,7 +145,7 @@ impl Served for Line<'_> {
         let before = state.work.ended();
         state.feeder().tick();
         if state.work.ended() != before {
-            // A VM may wait for work that has completed without an interrupt.
+            // Work that completed without an interrupt may have freed ring space for which a VM waits.
             let mut events = Vec::new();
             state.resume(&mut events);
             state.work.schedule_mut().outbox.extend(events);

@@ -46,7 +46,7 @@ impl WaiterNotifications {
         if tells {
             (self.at, self.waiting) = (Some(now), waiting.clone());
         }
-        // Chunks allocated since then count as newly available when they are freed again.
+        // Record a decrease as well, so that the allocated chunks count as newly available when they are freed again.
         self.spare = spare;
         tells
     }

@@ -297,7 +297,7 @@ impl ManagedCard {
             let batches = std::iter::once(first).chain(later.iter());
             let to: Vec<Place> = batches.flat_map(|batch| &batch.chunks).map(|chunk| chunk.to).collect();
             let stopped = self.stop_copier(&to);
-            // Waiting for the engines once is enough.
+            // Do not wait for the engines again for the later batches.
             later.iter_mut().for_each(|batch| batch.copies = None);
             stopped?;
             let bytes = self.lock().chunk_bytes();
@@ -317,7 +317,7 @@ impl ManagedCard {
             let mut state = self.lock();
             let lanes = state.memory.copier().map(Copier::channels).unwrap_or_default();
             for channel in lanes {
-                // The wait below covers channels that have not left yet.
+                // Ignore the error for a channel that has not left yet, because the wait below covers it.
                 let _ = state.retire_channel(COPIER, channel);
             }
         }

@@ -108,8 +108,8 @@ impl CardState {
         self.memory.has_moved(now, vm, done);
     }
 
-    /// Stops VMs during another VM's quantum, or resumes them. Makes the holder compete for time with the settings of
-    /// all members.
+    /// Stops VMs during another VM's memory quantum, or resumes them. The holder of the quantum competes for time with
+    /// the combined settings of the VMs that take turns.
     fn carry_out_changes(&mut self) {
         let Changes { holds, competitors } = self.memory.take_changes(self.work.schedule().scheduler());
         for (vm, waits) in holds {

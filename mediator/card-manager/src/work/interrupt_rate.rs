@@ -39,7 +39,7 @@ impl InterruptRateLimit {
         exceeds
     }
 
-    /// Adds the allowance for one of the VM's submissions, which has completed.
+    /// Credits a VM with the allowance for one completed submission.
     pub(crate) fn ended(&mut self, vm: TenantId) {
         if let Some(caused) = self.0.get_mut(&vm) {
             caused.lately = caused.lately.saturating_sub(FREE_INTERRUPTS_PER_SUBMISSION);

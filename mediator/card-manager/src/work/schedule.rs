@@ -185,8 +185,8 @@ impl<A: Alarm> Schedule<A> {
         }
     }
 
-    /// Returns the engine on which a channel's work is booked. If the channel could run on several engines, this is the
-    /// engine on which it was last observed. Otherwise, it is the channel's first engine.
+    /// Returns the engine on which a channel's work is booked. If the channel could run on several engines and was
+    /// observed on one, this is the engine on which it was last observed. Otherwise, it is the channel's first engine.
     pub(crate) fn engine_for(&self, channel: ChannelId, engines: [bool; Engine::COUNT]) -> Engine {
         let seen = self.several.get(&channel).copied().flatten();
         let first = || Engine::ALL.into_iter().find(|engine| engines[engine.index()]);
@@ -289,8 +289,8 @@ impl<A: Alarm> Schedule<A> {
         self.held.get_mut(&ticket).map(|held| *held.on_engine.get_or_insert(now))
     }
 
-    /// Records that an engine executes a channel, although all of the channel's work was waiting or descheduled.
-    /// Returns the event for the scheduler.
+    /// If all of a channel's work was waiting or descheduled, records that an engine executes the channel. Returns the
+    /// event for the scheduler, if any.
     pub(crate) fn bring_back(&mut self, channel: ChannelId) -> Option<Event> {
         if self.first_of(channel, &[Stage::Started]).is_some() {
             return None;

@@ -16,7 +16,7 @@ const BRIEF_WORDS: u32 = 16;
 
 impl<C: CardView> Feeder<'_, C> {
     /// Records a submission of `words` dwords that was added to a physical channel's ring, and queues it if it can run.
-    /// The submission starts in its slice.
+    /// The scheduler starts the submission in a slice of its VM.
     pub fn arrived(&mut self, vm: TenantId, channel: ChannelId, submission: Submission, words: u32, needs: Needs) {
         let ticket = Ticket(submission.0);
         let needs = self.joined(ticket, channel, needs);
