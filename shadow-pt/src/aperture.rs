@@ -92,7 +92,7 @@ impl ApertureTlb {
         self.flush();
     }
 
-    /// Returns the guest's instance block.
+    /// Returns the guest address of the aperture's instance block, if one is bound.
     #[must_use]
     pub fn instance(&self) -> Option<Place> {
         self.instance
@@ -211,7 +211,7 @@ impl Block {
         fill(table(pde.small_target(), pde.small_address()), small, self.small.as_flattened_mut());
     }
 
-    /// Returns the address of page `number` within the 2 MiB.
+    /// Returns the guest address that page `number` within the 2 MiB maps to, if any.
     fn page(&self, number: u64) -> Option<Place> {
         let at = usize::try_from(number % BLOCK_PAGES).ok()?;
         let entry =

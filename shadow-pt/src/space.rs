@@ -51,7 +51,7 @@ pub(crate) struct Space {
     pub(crate) splits: Splits,
     /// Unlinked shadow tables that the card's TLBs may still cache, as addresses and sizes in bytes.
     unlinked: Vec<(VramAddr, u64)>,
-    /// Pages that cease to be writable at the next flush of the card's TLBs.
+    /// Pages that removed entries made writable. The card's TLBs may still cache these entries.
     pub(crate) released: Vec<FrameRun>,
     /// Value of [`Shared::writes`] at the guest's last flush.
     pub(crate) flushed_at: u64,

@@ -49,7 +49,7 @@ pub(crate) struct Books<'a> {
     pub(crate) reverse: &'a mut ReverseMap,
     /// VRAM pages that have become writable by the GPU.
     pub(crate) gained: &'a mut Vec<FrameRun>,
-    /// Pages that cease to be writable at the next flush of the card's TLBs.
+    /// Pages that removed entries made writable. The card's TLBs may still cache these entries.
     pub(crate) released: &'a mut Vec<FrameRun>,
     /// Number of large entries that may still be split.
     pub(crate) splits_left: &'a mut u64,
