@@ -111,7 +111,7 @@ pub(crate) fn state(time: &TenantTime) -> api::WorkState {
     }
 }
 
-/// Describes why a tenant's work waits.
+/// Describes why a tenant's work waits. Returns `None` if it does not wait.
 pub(crate) fn waits_for(time: &TenantTime, names: &Names) -> Option<String> {
     let name = |id: TenantId| names.get(&id).cloned().unwrap_or_else(|| "another tenant".to_owned());
     time.wait.map(|wait| wait.in_words(name))

@@ -51,7 +51,7 @@ impl Seen {
         self.card.tenants.iter().find(|(_, tenant)| tenant.name == name).map(|(&id, tenant)| (id, tenant))
     }
 
-    /// Returns the names of the tenants.
+    /// Returns the names of the tenants by ID.
     #[must_use]
     pub fn names(&self) -> BTreeMap<TenantId, String> {
         self.card.tenants.iter().map(|(&id, tenant)| (id, tenant.name.clone())).collect()

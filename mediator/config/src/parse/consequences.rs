@@ -45,7 +45,8 @@ impl Wrong {
         let is_unplaced = [NO_ROOM, TOO_FEW].iter().any(|start| mistake.what.starts_with(start));
         let (of_amounts, of_cards) = (is_amount(other_field) || is_unplaced, ["card", "cards"].contains(&other_field));
         if table == other && index == mistake.key.index {
-            // The rules were checked without this value.
+            // The wrong value was omitted from the check, so rules about the same key or about amounts may only appear
+            // to be broken.
             return within(field, other_field)
                 || within(other_field, field)
                 || (!self.is_unknown() && is_amount(field) && of_amounts);
