@@ -49,8 +49,8 @@
 //! - Tables that would exceed [`Limits::table_bytes`] are not created.
 //! - A VM has at most [`MAX_SPACES`] spaces.
 //!
-//! Directories that are also tables, and tables in guest RAM, need no special handling, because a shadow depends only on
-//! how their contents are interpreted.
+//! Directories that are also tables, and tables in guest RAM, need no special handling, because a shadow depends only
+//! on how their contents are interpreted.
 //!
 //! The crate does not use locks, threads or clocks.
 
