@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 /// Minimum VRAM size that drivers support, in bytes.
 pub const MIN_VRAM_BYTES: u64 = 16 << 20;
-/// Size of the card's address space in bytes.
+/// Maximum VRAM size in bytes: the size of the card's address space.
 const MAX_VRAM_BYTES: u64 = 1 << nvspec::addr::BUS_BITS;
 const MIB: u64 = 1 << 20;
 

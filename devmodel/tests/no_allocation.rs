@@ -87,8 +87,8 @@ impl Backend for Null {
     fn bus_master(&mut self, _: bool) {}
 }
 
-/// Performs a typical round of driver work: submits, handles an interrupt, flushes, reads the time, and accesses
-/// memory.
+/// Performs a typical round of driver work: submits a runlist, handles an interrupt, flushes the TLB, reads the time,
+/// and accesses memory.
 fn turn(gpu: &mut VGpu, null: &mut Null, round: u32) {
     let wr =
         |gpu: &mut VGpu, null: &mut Null, at: u64, value: u32| gpu.bar0_write(at, &value.to_le_bytes(), null).unwrap();

@@ -231,7 +231,7 @@ impl Answers {
         self.done
     }
 
-    /// Encodes the answers for the device-writable part of a chain, of at most `room` bytes. Includes as many whole
+    /// Encodes the answers in at most `room` bytes, for the device-writable part of a chain. Includes as many whole
     /// answers as fit. Returns no bytes if the header does not fit.
     #[must_use]
     pub fn bytes(&self, room: usize) -> Vec<u8> {

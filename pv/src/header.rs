@@ -121,7 +121,7 @@ fn c_type(ty: &str) -> &'static str {
     }
 }
 
-/// Returns the first sentence of a doc comment in `module`, with its names converted to C names.
+/// Returns the first sentence of a doc comment in `module`, with its links converted to C names.
 fn sentence(doc: &[&str], module: &str) -> String {
     let text = doc.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" ");
     let end = text.find(". ").map_or(text.len(), |at| at.saturating_add(1));

@@ -182,8 +182,8 @@ impl Tables {
         Ok(())
     }
 
-    /// Unbinds the address space of an instance block, which then uses the directory in the block. Returns true if the
-    /// address space was bound.
+    /// Unbinds the address space of an instance block. The address space then uses the directory in the block. Returns
+    /// true if the address space was bound.
     pub fn unbind(&mut self, instance: GuestVramAddr) -> bool {
         let before = self.bindings.remove(&instance);
         if let Some(slot) = before {

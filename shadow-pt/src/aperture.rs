@@ -9,10 +9,10 @@ use nvspec::mmu::{ENTRY_BYTES, LPT_ENTRIES, PDE_SHIFT, PDE_SPAN, Pde, Pte, PteAp
 const SLOTS: usize = 512;
 const PAGE_SHIFT: u32 = SMALL_PAGE.trailing_zeros();
 
-/// Mapping of an aperture offset.
+/// Mapping of an aperture offset or a GPU virtual address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// Guest address that the offset maps to. It is not checked against the guest's memory size.
+    /// Guest address that the offset or virtual address maps to. It is not checked against the guest's memory size.
     pub place: Place,
     /// Number of bytes from the address to the end of its 4 KiB page.
     pub bytes: u64,
@@ -92,7 +92,7 @@ impl ApertureTlb {
         self.flush();
     }
 
-    /// Returns the guest's instance block.
+    /// Returns the guest address of the aperture's instance block, if one is bound.
     #[must_use]
     pub fn instance(&self) -> Option<Place> {
         self.instance
@@ -211,7 +211,7 @@ impl Block {
         fill(table(pde.small_target(), pde.small_address()), small, self.small.as_flattened_mut());
     }
 
-    /// Returns the address of page `number` within the 2 MiB.
+    /// Returns the guest address that page `number` within the 2 MiB maps to, if any.
     fn page(&self, number: u64) -> Option<Place> {
         let at = usize::try_from(number % BLOCK_PAGES).ok()?;
         let entry =

@@ -105,7 +105,7 @@ impl HostTable {
         self.area.table_bytes()
     }
 
-    /// Returns the directory entry that refers to the table.
+    /// Returns the directory entry that refers to the table, or `None` if the table's address does not fit in an entry.
     pub(crate) fn pde(self) -> Option<u64> {
         let pde = Pde::new().with_large_size(self.area.size_code()).with_small_target(TableTarget::Vram);
         Some(pde.with_small_frame(frame(self.card)?).into())

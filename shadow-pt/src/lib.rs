@@ -48,8 +48,9 @@
 //! - A space reads each table only once, regardless of the number of entries that refer to it.
 //! - Tables that would exceed [`Limits::table_bytes`] are not created.
 //! - A VM has at most [`MAX_SPACES`] spaces.
-//! - Directories that are also tables, and tables in guest RAM, need no special handling, because a shadow depends only
-//!   on how their contents are interpreted.
+//!
+//! Directories that are also tables, and tables in guest RAM, need no special handling, because a shadow depends only
+//! on how their contents are interpreted.
 //!
 //! The crate does not use locks, threads or clocks.
 

@@ -176,7 +176,7 @@ impl ReverseMap {
         pieces
     }
 
-    /// Returns the records. For tests only.
+    /// Returns the number of entries by block and table page, excluding deferred changes. For tests only.
     #[cfg(any(test, feature = "fuzz"))]
     pub(crate) fn records(&self) -> &BTreeMap<u64, u32> {
         &self.counts

@@ -51,7 +51,7 @@ pub(crate) struct Space {
     pub(crate) splits: Splits,
     /// Unlinked shadow tables that the card's TLBs may still cache, as addresses and sizes in bytes.
     unlinked: Vec<(VramAddr, u64)>,
-    /// Pages that cease to be writable at the next flush of the card's TLBs.
+    /// Pages that removed entries made writable. The card's TLBs may still cache these entries.
     pub(crate) released: Vec<FrameRun>,
     /// Value of [`Shared::writes`] at the guest's last flush.
     pub(crate) flushed_at: u64,
@@ -352,7 +352,8 @@ impl Space {
         relink
     }
 
-    /// Records `raw` as the guest's new directory entry. Adds the previous entry's tables to `orphans`.
+    /// Records `raw` as the guest's new directory entry. Appends to `orphans` the previous entry's tables whose
+    /// reference count drops to 0.
     fn take_entry(&mut self, index: u32, raw: u64, orphans: &mut Vec<TableKey>, report: &mut SyncReport) {
         let at = index as usize;
         let pdes = [Pde::from(self.directory.raw(at)), Pde::from(raw)];
@@ -518,7 +519,7 @@ impl Space {
         });
     }
 
-    /// Links the directory's `pages` to the shadows of the guest's tables.
+    /// Links the directory's `pages` in the mirror to the shadows of the guest's tables. Returns the changed entries.
     fn link(&mut self, pages: u64, tables: &Tables) -> Runs {
         let mut runs = Runs::default();
         for page in members(pages) {
@@ -538,6 +539,7 @@ impl Space {
     }
 
     /// Returns the shadow of a directory entry, with the same size code and with the addresses of the shadow tables.
+    /// Returns 0 if no shadow table exists, or if one is barred.
     fn shadow_pde(&self, guest: Pde, tables: &Tables) -> u64 {
         let [large_table, small_table] = TableKey::both(guest).map(|key| tables.get(self.table(&key?)?));
         if [large_table, small_table].into_iter().flatten().any(|table| table.barred) {
@@ -564,7 +566,8 @@ impl Space {
         self.directory.retry();
     }
 
-    /// Frees unlinked tables after a flush of the card's TLBs. Returns the pages that are no longer writable.
+    /// Frees unlinked tables after a flush of the card's TLBs. Returns the pages that removed entries had made
+    /// writable.
     pub(crate) fn flushed(&mut self, memory: &mut impl ShadowMemory) -> Vec<FrameRun> {
         for (address, bytes) in self.unlinked.drain(..) {
             memory.free(address, bytes);
@@ -572,8 +575,8 @@ impl Space {
         std::mem::take(&mut self.released)
     }
 
-    /// Frees the space's memory. The card must no longer use the directory. Returns the pages that are no longer
-    /// writable.
+    /// Frees the space's memory. The card must no longer use the directory. Returns the pages that the space's entries
+    /// had made writable.
     pub(crate) fn close(mut self, shared: &mut Shared, memory: &mut impl ShadowMemory) -> Vec<FrameRun> {
         let keys: Vec<TableKey> = self.references.keys().copied().collect();
         for key in &keys {

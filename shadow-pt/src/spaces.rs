@@ -260,7 +260,7 @@ impl AddressSpaces {
         report
     }
 
-    /// Records that the card's TLBs no longer contain entries that were removed by the last call. Frees unlinked
+    /// Records that the card's TLBs no longer contain the entries that previous calls have removed. Frees unlinked
     /// tables. Pages mapped writable only by removed entries are no longer writable by the GPU.
     pub fn flushed(&mut self, id: SpaceId, memory: &mut impl ShadowMemory) {
         let Some((space, _)) = self.space_mut(id) else { return };

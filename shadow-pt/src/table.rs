@@ -49,7 +49,7 @@ pub(crate) struct Books<'a> {
     pub(crate) reverse: &'a mut ReverseMap,
     /// VRAM pages that have become writable by the GPU.
     pub(crate) gained: &'a mut Vec<FrameRun>,
-    /// Pages that cease to be writable at the next flush of the card's TLBs.
+    /// Pages that removed entries made writable. The card's TLBs may still cache these entries.
     pub(crate) released: &'a mut Vec<FrameRun>,
     /// Number of large entries that may still be split.
     pub(crate) splits_left: &'a mut u64,
@@ -142,6 +142,7 @@ impl Table {
     }
 
     /// Sets an entry to `raw` in the copy of the guest's entries, and to `shadow` in the copy of the card's entries.
+    /// Records the changed entries in `changes`, and updates `books`.
     fn set(
         &mut self,
         index: usize,

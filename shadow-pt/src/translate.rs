@@ -159,7 +159,8 @@ pub(crate) fn named(raw: u64, size: PageSize) -> Option<Named> {
     possible.then(|| Named { system: guest.aperture().is_system(), frame: guest.frame() })
 }
 
-/// Returns true if `old` permits an access that `new` does not permit, or if any other field differs.
+/// Returns true if `old` is valid, and either permits an access that `new` does not permit or differs in any other
+/// field.
 pub(crate) fn loses(old: u64, new: u64) -> bool {
     let (old, new) = (Pte::from(old), Pte::from(new));
     let same_frame = || {

@@ -1,5 +1,5 @@
-//! PFIFO: the channel table, the runlist, preemption, and scheduler interrupts. All accesses are translated, and none
-//! of them reaches the card's registers.
+//! PFIFO: the channel table, the runlist, preemption, and scheduler interrupts. All accesses are virtual or translated,
+//! and none of them reaches the card's registers.
 
 use super::hang::{Hang, Hangs};
 use super::pmc::pbdma_mask;

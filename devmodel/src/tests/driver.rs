@@ -145,7 +145,7 @@ fn pbdmas_are_counted_by_both_kernels() {
     assert_eq!(rig.rd(0x000204).count_ones(), 3, "6.12");
 }
 
-/// Uploads and starts the firmware of FECS, and appends a register list, as nouveau does.
+/// Uploads the firmware of FECS and GPCCS, appends their register lists, and starts FECS, as nouveau does.
 fn start_graph(rig: &mut Rig) {
     rig.wr(0x000200, 0xffff_ffff);
     rig.wr(0x000260, 0);

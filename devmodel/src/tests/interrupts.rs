@@ -48,7 +48,8 @@ fn the_drivers_interrupt_handler_loses_no_event() {
     rig.wr(0x002628, 1);
     rig.gpu.runlist_done(&mut rig.mock);
     assert_eq!(rig.mock.messages(), 1);
-    // Run the handler: mask the line, rearm, read, acknowledge, unmask the line. Another event occurs in the meantime.
+    // Run the handler: mask the line, rearm MSI, read and acknowledge the interrupt, and unmask the line. Another event
+    // occurs in the meantime.
     rig.wr(LINE_EN, 0);
     rig.rd(LINE_EN);
     rig.wr8(REARM, 0xff);

@@ -30,7 +30,7 @@ pub enum Call {
     BusMaster(bool),
 }
 
-/// A mediator that records calls. Memory backs VRAM, and both apertures identity-map the first half of VRAM.
+/// A mediator that records calls. A buffer backs VRAM, and both apertures identity-map the first half of VRAM.
 pub struct Mock {
     pub vram: Vec<u8>,
     pub calls: Vec<Call>,

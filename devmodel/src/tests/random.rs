@@ -129,7 +129,7 @@ fn apply(rig: &mut Rig, op: &Op) {
     }
 }
 
-/// Checks that all VRAM structures passed to the mediator are within the guest's VRAM.
+/// Checks that a request to the mediator refers only to the guest's VRAM, and to existing channels and engines.
 fn check(call: &Call) -> Result<(), TestCaseError> {
     let inside = |place: Option<Place>, bytes: u64| {
         let Some(Place::Vram(at)) = place else { return Ok(()) };

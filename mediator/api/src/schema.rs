@@ -429,7 +429,7 @@ pub fn document() -> Value {
             } },
         } }),
     );
-    // Saved virtual machines and scheduler recordings are not JSON.
+    // Saved virtual machines, scheduler recordings and event streams are not single JSON documents.
     let stream = json!({ "application/octet-stream": { "schema": { "type": "string", "format": "binary" } } });
     if let Some(record) = paths.get_mut("/v1/cards/{name}/scheduler/record") {
         record["post"]["responses"]["200"]["content"] =
@@ -481,7 +481,7 @@ fn name_values(value: &mut Value) {
     }
 }
 
-/// Returns the values and descriptions of a choice with only string constants.
+/// Returns the values of a choice that has only string constants, and a text with each value and its description.
 fn constants(choice: &Value) -> Option<(Vec<Value>, Vec<String>)> {
     let (mut values, mut described) = (Vec::new(), Vec::new());
     for one in choice.as_array()? {

@@ -15,7 +15,7 @@ fn at(falcon: Falcon, register: u32) -> u32 {
 /// be stopped.
 ///
 /// # Errors
-/// Returns an error if the image is too large for the falcon's memory.
+/// Returns an error if the image is too large for the falcon's code memory.
 pub fn load(card: &dyn Card, set: &Set, falcon: Falcon) -> Result<(), CardError> {
     let image: &Image = set.image(falcon);
     let room = HWCFG::IMEM_BLOCKS.get(card.read32(at(falcon, HWCFG::OFFSET)));

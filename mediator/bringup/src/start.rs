@@ -75,8 +75,8 @@ pub fn look_at(card: &dyn Card, context_bytes: u32) -> Result<CardInfo, CardErro
     Ok(CardInfo { chip, vram_bytes, context_bytes, pbdmas, vbios: vbios(card) })
 }
 
-/// Reads the VBIOS image from PROM. The header contains the image's length in units of 512 bytes. Returns an empty
-/// image if the header is invalid.
+/// Makes PROM accessible, and reads the VBIOS image from it. The header contains the image's length in units of 512
+/// bytes. Returns an empty image if the header is invalid.
 #[must_use]
 pub fn read_vbios(card: &dyn Card) -> Arc<[u8]> {
     card.write32(ppci::ROM_CONTROL::OFFSET, 0);

@@ -1,6 +1,6 @@
 //! Tests the scheduler's code under thousands of schedules that a checker selects. The actors are guests that submit
 //! work, a card that executes it, the interrupt thread, the timer, and an operator. The code under test is the
-//! mediator's own [`Feeder`], [`Schedule`], [`turn`] and [`Mailbox`]; the card is the model in [`card`].
+//! mediator's own [`Feeder`], [`Schedule`], [`serve_wakeup`] and [`Mailbox`]; the card is the model in [`card`].
 //!
 //! The checker reports a thread that nothing can wake as a deadlock, so a test that completes has not lost a wake-up.
 //! These tests omit the poll that normally runs every 100 ms, because it would hide lost wake-ups.
@@ -158,7 +158,7 @@ impl Rig {
         act(&guest.host)
     }
 
-    /// Rings the doorbell of a guest channel.
+    /// Submits work that takes `length` ns on a guest channel, or endless work if `length` is `None`.
     fn submit(&self, vm: TenantId, channel: ChannelId, length: Option<u64>) {
         self.access(vm, |host| host.with(|state| state.ring(vm, channel, length)));
     }

@@ -278,7 +278,7 @@ impl ManagedCard {
         Ok(host)
     }
 
-    /// Creates a card without VMs. Does not start its threads yet.
+    /// Creates a card without VMs, and returns it with the event sources of its interrupt thread. Starts no threads.
     fn assembled(parts: Parts) -> (Arc<Self>, Waits) {
         let Parts { card, info, layout, own, memory, work, clock, firmware, engines_zero, timers } = parts;
         let Timers { event, guest_alarm, waits } = timers;
@@ -349,14 +349,14 @@ impl ManagedCard {
         let _later = self.inbox.set(inbox);
     }
 
-    /// Records firmware that a guest has started on one of its vGPU's falcons.
+    /// Adds firmware that a guest has started on one of its vGPU's falcons to the firmware inbox, if there is one.
     pub fn offer_firmware(&self, vm: TenantId, falcon: Falcon, code: &[u32], data: &[u32]) {
         if let Some(inbox) = self.inbox.get() {
             inbox.offer(vm.0, falcon, code, data);
         }
     }
 
-    /// Returns the results of bring-up.
+    /// Returns the properties of the card that were read during bring-up.
     #[must_use]
     pub fn info(&self) -> &CardInfo {
         &self.info
@@ -479,7 +479,7 @@ impl ManagedCard {
         state.feeder().schedule_vm(vm, share.time);
         drop(state);
         self.admit(vm);
-        // Forced quanta start once a second VM exists.
+        // Wake the mover, because forced quanta start once a second VM exists.
         self.wakeup.ring();
         Ok(())
     }
@@ -515,7 +515,7 @@ impl ManagedCard {
     }
 
     /// Wipes the VM's memory for a new client. If `quiet` is false, the card may be using the memory, so the memory is
-    /// zeroed in place.
+    /// zeroed in place. Otherwise, the chunks are freed and scrubbed.
     ///
     /// # Errors
     /// Returns an error if the card does not respond.

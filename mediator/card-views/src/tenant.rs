@@ -17,13 +17,13 @@ mod gang;
 /// Engine that slices are charged to. A slice actually grants the whole card.
 const ENGINE: Engine = Engine::Compute;
 
-/// Converts to an API object a process that uses a card without the card's owner.
+/// Returns the API object for a process that uses a card without the card's owner.
 #[must_use]
 pub fn stranger((pid, program, bytes): &(u32, String, Option<u64>)) -> api::Stranger {
     api::Stranger { pid: *pid, program: program.clone(), bytes: *bytes }
 }
 
-/// Converts to an API object an unresponsive program that was killed or suspended.
+/// Returns the API object for an unresponsive program that was killed or suspended.
 fn given_up(cuda_control::GivenUp { pid, program, why }: cuda_control::GivenUp) -> api::GivenUp {
     api::GivenUp { pid, program, why }
 }

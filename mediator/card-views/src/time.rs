@@ -7,8 +7,8 @@ use vram::TenantId;
 
 use super::{MS, Names};
 
-/// Returns the division of a card's time, including the shares that tenants received in the last `window_ms` complete
-/// milliseconds.
+/// Returns the division of a card's time, including the shares that tenants received in the last complete intervals,
+/// which total `window_ms` milliseconds.
 #[must_use]
 pub fn scheduler(card: &str, settings: Config, window_ms: u64, view: &TimeView, names: &Names) -> api::CardScheduler {
     let window = Window::last(view.now, window_ms * MS);
@@ -32,7 +32,7 @@ pub fn scheduler(card: &str, settings: Config, window_ms: u64, view: &TimeView, 
     }
 }
 
-/// Returns the usage history of a card's time.
+/// Returns the usage history of a card's time for the last `since_ms` milliseconds.
 #[must_use]
 pub fn history(card: &str, since_ms: u64, view: &TimeView, names: &Names) -> api::SchedulerHistory {
     let window = Window { from: Nanos(view.now.0.saturating_sub(since_ms * MS)), end: Nanos(u64::MAX) };
@@ -111,7 +111,7 @@ pub(crate) fn state(time: &TenantTime) -> api::WorkState {
     }
 }
 
-/// Describes why a tenant's work waits.
+/// Describes why a tenant's work waits. Returns `None` if it does not wait.
 pub(crate) fn waits_for(time: &TenantTime, names: &Names) -> Option<String> {
     let name = |id: TenantId| names.get(&id).cloned().unwrap_or_else(|| "another tenant".to_owned());
     time.wait.map(|wait| wait.in_words(name))

@@ -452,7 +452,7 @@ mod tests {
         let variable = "CUDA_MPS_PIPE_DIRECTORY=/run/gpu-mediator/mps/gpu/pipes".to_owned();
         assert!(edits.env.contains(&variable), "{:?}", edits.env);
         let mount = edits.mounts.last().unwrap();
-        // Each new server recreates the pipe folder.
+        // Mount the parent folder, because each new server recreates the pipe folder.
         assert_eq!(mount.host_path, Path::new("/run/gpu-mediator/gpu.mps/decoders"));
         assert_eq!(mount.container_path, Path::new("/run/gpu-mediator/mps/gpu"));
     }

@@ -59,8 +59,8 @@ fn opened(within: &Path, path: &Path) -> io::Result<((OwnedFd, Stat), (OwnedFd, 
 ///
 /// # Errors
 /// Returns an error, and changes nothing, if the path is outside the folder `within`, is not a socket, contains a link,
-/// or does not belong to its folder's owner (the daemon's user). Also returns an error if this program lacks the
-/// permission.
+/// or belongs neither to its folder's owner (the daemon's user) nor to user `uid`. Also returns an error if this
+/// program lacks the permission.
 pub fn give(within: &Path, socket: &Path, uid: u32) -> io::Result<()> {
     let ((_, folder), (file, stat)) = opened(within, socket)?;
     if !is(&stat, FileType::Socket) {

@@ -94,7 +94,7 @@ impl Table<'_> {
 /// Checks that a name is valid for a card, virtual machine or tenant.
 ///
 /// # Errors
-/// Returns an error that describes the expected format if the name is invalid.
+/// If the name is invalid, returns an error that describes the expected format.
 pub fn name_is_good(name: &str) -> Result<(), String> {
     let first = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
     let rest = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
@@ -192,7 +192,7 @@ pub fn card_settings(card: &CardSpec) -> Vec<String> {
 #[must_use]
 pub fn own_folder<'a>(name: &str, socket: &'a Path, socket_dir: &Path) -> Option<&'a Path> {
     let folder = socket.parent().filter(|folder| folder.file_name().is_some_and(|own| own == name))?;
-    // The daemon's own folder can have any name.
+    // The daemon's socket folder and its parents are not exclusive, even if one has this name.
     (!socket_dir.starts_with(folder)).then_some(folder)
 }
 

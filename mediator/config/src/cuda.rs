@@ -265,7 +265,7 @@ pub fn owner_socket(card: &str) -> String {
 }
 
 impl CardSpec {
-    /// Returns the keys of a CUDA card, or the defaults if the card has no such table.
+    /// Returns the keys of a CUDA card, or the defaults if the card has no `cuda` table.
     #[must_use]
     pub fn cuda(&self) -> CudaSpec {
         self.cuda.clone().unwrap_or_default()
@@ -512,7 +512,7 @@ mod tests {
         let paths = ["/run/tenants/a/y.sock", "/run/tenants/a/x.sock"].map(std::path::PathBuf::from);
         assert_eq!(spec.socket_paths("/run".as_ref()), paths);
         assert_eq!((spec.uses("x"), spec.uses(""), spec.whole("/run".as_ref()).socket), (true, false, None));
-        // The key names the folder of the sockets.
+        // With several cards, the key `socket` names the folder of the sockets.
         let spec = crate::TenantSpec { socket: Some("/jobs/a".into()), ..spec };
         assert_eq!(
             spec.socket_paths("/run".as_ref()),

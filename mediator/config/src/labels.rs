@@ -37,7 +37,7 @@ impl Labels {
     /// Checks the number of labels, their keys and their values.
     ///
     /// # Errors
-    /// Returns an error that describes the expected value if a label is invalid.
+    /// If a label is invalid, returns an error that describes the expected value.
     pub fn check(&self) -> Result<(), String> {
         if self.0.len() > MAX_LABELS {
             return Err(format!("{} labels, expected at most {MAX_LABELS}", self.0.len()));

@@ -475,7 +475,7 @@ impl Default for TimeShare {
 }
 
 impl From<sched::VgpuParams> for TimeShare {
-    /// Sets all keys. A limit below 1 ms, which tables cannot express, is rounded up to 1 ms.
+    /// Sets all keys. The limit is rounded down to whole milliseconds, but to at least 1 ms.
     fn from(params: sched::VgpuParams) -> Self {
         let sched::VgpuParams { weight, guarantee_permille, cap_permille, class, max_run_ns, copies } = params;
         let max_run_ms = Some(max_run_ns.map_or(0, |ns| (ns / 1_000_000).max(1)));

@@ -52,8 +52,8 @@ impl Config {
     }
 }
 
-/// Returns the text with the lines that are not TOML blanked, and an error for each of them with the offset of its
-/// first byte.
+/// Returns the text with the lines that are not TOML blanked, and an error for each of them with its byte offset.
+/// Blanks the whole text if a broken line is not a complete key-value pair, or if too many lines are broken.
 fn without_broken_lines(text: &str, file: &str) -> (String, Vec<(usize, String)>) {
     let mut left = text.to_owned();
     let mut lines = Vec::new();

@@ -146,7 +146,7 @@ impl ProfileSpec {
             self.vm(&name, &card.name).map(|vm| check::vm(&vm, daemon, cards, &others))
         };
         let Some(refusals) = refusals else { return Some("its keys are invalid".to_owned()) };
-        // Name and socket do not depend on the profile.
+        // Ignore refusals of the name and the socket, which do not depend on the profile.
         let refusal = refusals.into_iter().find(|refusal| !["name", "socket"].contains(&refusal.field));
         refusal.map(|refusal| format!("{}: {}", refusal.field, refusal.what))
     }

@@ -54,7 +54,7 @@ fn kind(schema: &Value) -> &'static str {
         Some("array") => "list",
         Some("object") => "table",
         None if schema["oneOf"][0]["type"] == "array" => "list or integer",
-        // Enumerations list their constants.
+        // A string, or an enumeration, whose schema lists constants instead of a type.
         _ => "string",
     }
 }

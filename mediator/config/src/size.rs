@@ -8,7 +8,7 @@ use serde::de::{Error, Unexpected, Visitor};
 /// Parses a size in MiB.
 ///
 /// # Errors
-/// Returns an error that describes the expected format if the text is invalid.
+/// If the text is invalid, returns an error that describes the expected format.
 pub fn mib(text: &str) -> Result<u64, String> {
     let (digits, factor) = match text.as_bytes().last() {
         Some(b'M') => (&text[..text.len() - 1], 1),

@@ -51,8 +51,8 @@ fn refused(error: CdiError) -> ClientError {
     }
 }
 
-/// Checks that the folder contains only the tenant's sockets, because the container sees the whole folder. `others` are
-/// the sockets of other tenants, VMs, and the daemon.
+/// Checks that the folder of a tenant's sockets contains nothing else, because the container sees the whole folder.
+/// `others` are the sockets of other tenants, VMs, and the daemon.
 fn is_alone(tenant: &str, own: &[PathBuf], others: impl IntoIterator<Item = PathBuf>) -> Result<(), String> {
     let Some(path) = own.first() else { return Ok(()) };
     let is_own = |other: &Path| own.iter().any(|path| other == path || other == path.with_extension("new"));
@@ -176,7 +176,7 @@ mod tests {
         }
         std::fs::write(own.join("more"), "").unwrap();
         assert!(is_alone("a", std::slice::from_ref(&alone), []).unwrap_err().contains("more"));
-        // All sockets of a tenant with several cards are in the folder.
+        // The folder may contain all sockets of a tenant with several cards.
         assert_eq!(is_alone("a", &[alone, own.join("more")], []), Ok(()));
         for bad in ["/cuda.sock", "cuda.sock"] {
             assert!(is_alone("a", &[bad.into()], []).unwrap_err().contains("not in a folder"), "{bad}");

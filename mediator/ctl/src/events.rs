@@ -96,7 +96,7 @@ impl Events {
             all.events.drain(..all.events.len().saturating_sub(last));
         }
         if self.after.is_none() {
-            // A new follower cannot have missed events before its first request.
+            // Without a cursor, the command cannot have missed events.
             (all.lost, all.note) = (0, None);
         }
         Ok(all)
@@ -211,7 +211,7 @@ impl Shown<'_> {
     }
 }
 
-/// Returns a line about lost events, if any.
+/// Returns a page's note as a line, or an empty text.
 fn noted(page: &EventPage) -> String {
     page.note.as_ref().map(|note| format!("-- {note}\n")).unwrap_or_default()
 }

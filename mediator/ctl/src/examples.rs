@@ -111,7 +111,7 @@ fn page_of(path: &str) -> String {
     format!("mediatorctl-{}", path.replace(' ', "-"))
 }
 
-/// Appends text to the help of the command at `path`.
+/// Sets the text after the help of the command at `path`.
 fn with(command: Command, path: &[&str], text: &str) -> Command {
     match path.split_first() {
         None => command.after_help(text.to_owned()),

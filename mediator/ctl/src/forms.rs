@@ -43,7 +43,7 @@ impl Form {
         self.render_wide(answer, |answer, _| table(answer))
     }
 
-    /// Like [`Self::render`], for a table that has more columns if the flag is set.
+    /// Like [`Self::render`], for a table that has more columns in the wide format.
     pub(super) fn render_wide<T: serde::Serialize>(self, answer: &T, table: impl FnOnce(&T, bool) -> String) -> String {
         match self {
             Self::Table => table(answer, false),

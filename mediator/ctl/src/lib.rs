@@ -74,11 +74,11 @@ pub enum Code {
     Failed = 1,
     /// The command or one of its values is invalid.
     Usage = 2,
-    /// No virtual machine or card has this name.
+    /// No virtual machine, tenant, card or profile has this name.
     NotFound = 3,
     /// The current state does not permit the change, or the card has too few resources left.
     Conflict = 4,
-    /// The daemon is unreachable.
+    /// The daemon does not respond, or the user has no access to its socket.
     Unreachable = 5,
 }
 
@@ -422,7 +422,7 @@ where
     run_in_colours(arguments, out, err, Colours::default())
 }
 
-/// Like [`run`], with colours on some of the streams.
+/// Like [`run`], with colours in tables and errors on the streams that `colours` selects.
 fn run_in_colours<I, T>(arguments: I, out: &mut dyn Write, err: &mut dyn Write, colours: Colours) -> Code
 where
     I: IntoIterator<Item = T>,
@@ -434,7 +434,7 @@ where
         Err(error) => return usage::show(&error, &words, out, err, colours),
     };
     let form = if arguments.json { Form::Json } else { arguments.output };
-    // Other formats are for programs, and are never coloured.
+    // Formats other than tables are for programs, and are never coloured.
     let out: &mut dyn Write = &mut Painted::new(out, colours.out && form.is_table());
     let err: &mut dyn Write = &mut Painted::new(err, colours.err && form.is_table());
     let done = match (arguments.command.watch(), &arguments.command) {

@@ -136,7 +136,8 @@ pub(super) fn domain(
 }
 
 impl Hook {
-    /// Handles an event. Most events need no action.
+    /// Handles an event: creates the vGPU at `prepare begin`, removes it at `release end`, and ignores all other
+    /// events.
     pub(super) fn run(self, client: &Client, mut domain: impl Read) -> Result<String, ClientError> {
         let makes = self.operation == "prepare" && self.when == "begin";
         let removes = self.operation == "release" && self.when == "end";
@@ -163,7 +164,8 @@ impl Hook {
     fn release(&self, client: &Client, uuid: Option<String>) -> Result<(), ClientError> {
         let path = self.note(&self.domain);
         let Some(note) = read_note(&path) else { return Ok(()) };
-        // A domain with this name that libvirt no longer knows may still be running.
+        // Keep the VM of a different domain with this name, which may still be running although libvirt no longer knows
+        // it.
         if note.uuid.is_some() && uuid.is_some() && note.uuid != uuid {
             return Ok(());
         }
@@ -237,7 +239,7 @@ impl Hook {
             self.hand_over(&socket, user.as_deref()).map_err(file(&socket))
         });
         if made.is_err() {
-            // The domain will not start, and libvirt may not call `release`.
+            // Remove the VM now, because the domain will not start and libvirt may not call `release`.
             if matches!(remove(client, &new, Duration::ZERO), Ok(Removed::Gone)) {
                 let _ = fs::remove_file(&note);
             }
@@ -278,8 +280,9 @@ impl Hook {
         fs::read_to_string(&self.boot).unwrap_or_default().trim().to_owned()
     }
 
-    /// Removes VMs created in an earlier boot of the host. Within a boot, libvirt reports the end of every domain, even
-    /// if libvirt was down when the domain ended. If the daemon cannot remove a VM now, the next domain start retries.
+    /// Removes other domains' VMs that were created in an earlier boot of the host. Within a boot, libvirt reports the
+    /// end of every domain, even if libvirt was down when the domain ended. If the daemon cannot remove a VM now, the
+    /// next domain start retries.
     fn remove_left(&self, client: &Client) {
         let notes = fs::read_dir(&self.notes).into_iter().flatten().flatten();
         for note in notes.map(|note| note.path()).filter(|note| *note != self.note(&self.domain)) {
@@ -328,7 +331,8 @@ fn read_note(path: &Path) -> Option<Note> {
     serde_json::from_str(&text).ok()
 }
 
-/// Returns the UUID in a domain's XML. The UUID's element precedes all user-supplied text.
+/// Returns the UUID in a domain's XML. Ignores the metadata and everything after it, which can contain other elements
+/// named `uuid`.
 fn uuid(text: &str) -> Option<String> {
     let before = text.split("<metadata").next().unwrap_or_default();
     let (_, behind) = before.split_once("<uuid>")?;
@@ -363,8 +367,8 @@ fn wanted(text: &str, domain: &str) -> Result<Option<Wanted>, String> {
     Ok(found.map(|found| Wanted { passed, ..found }))
 }
 
-/// Returns true if an element is in our namespace, which the element or an enclosing one declares. The namespace is
-/// unique, so a text search is sufficient.
+/// Returns true if the element or another part of the domain's XML contains our namespace. The namespace is unique, so
+/// a text search is sufficient.
 fn is_ours(element: &BytesStart<'_>, text: &str) -> Result<bool, String> {
     let own = attributes(element)?.iter().any(|(key, value)| key.starts_with("xmlns") && value == NAMESPACE);
     Ok(own || text.contains(NAMESPACE))
@@ -409,7 +413,7 @@ fn asked(element: &BytesStart<'_>, domain: &str) -> Result<Wanted, String> {
     }
     name_is_good(&wanted.vm).map_err(|what| format!("{what}; set the VM's name with `vm` in the element `vgpu`"))?;
     wanted.keys.insert("name".to_owned(), wanted.vm.clone().into());
-    // Only the daemon can connect until QEMU's user owns the socket.
+    // Only the daemon's user can connect until QEMU's user owns the socket.
     wanted.keys.insert("mode".to_owned(), "0600".into());
     for (key, table) in [("memory", memory), ("time", time)] {
         if !table.is_empty() {

@@ -313,7 +313,7 @@ fn moved(client: &Client, form: Form, Move { vm, mib, range }: &Move, what: &str
     Ok(form.render(&report, output::memory::moved))
 }
 
-/// Memory options of `vm add`.
+/// Memory options of `vm add`, `tenant add` and `tenant set`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct MemoryFlags {
     /// Maximum memory on the card

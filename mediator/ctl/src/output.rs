@@ -54,7 +54,7 @@ fn state(vm: &Vm) -> String {
     text
 }
 
-/// Returns the RAM that the virtual machine lends, and the amount that the daemon touched first.
+/// Describes the RAM that the virtual machine lends, the amount that the daemon touched first, and their limits.
 fn ram(vm: &Vm) -> String {
     let mib = |bytes: u64| bytes >> 20;
     let api::Ram { lent_bytes, quota_bytes, guarantee_bytes, touched_bytes, touch_limit_bytes, touches_refused } =
@@ -210,7 +210,7 @@ fn counts(title: &str, counts: &BTreeMap<String, u64>) -> String {
 #[must_use]
 pub fn launch_args(args: &LaunchArgs) -> String {
     let mut text = format!("{}\n", args.command);
-    // A domain's output is input for `virsh define`.
+    // For libvirt, the output is a domain's XML, which must stay valid input for `virsh define`.
     let (begin, end) = if args.vmm == Vmm::Libvirt.to_string() { ("<!-- ", " -->") } else { ("# ", "") };
     for note in &args.notes {
         let _ = writeln!(text, "{begin}{note}{end}");
@@ -278,7 +278,7 @@ pub fn card(card: &Card) -> String {
         row(&[&"  free", &mib(card.vram_free_mib)]),
     ]);
     if cuda {
-        // The driver manages this card's apertures and channels.
+        // Omit the apertures and channels, which the driver manages on this card.
         rows.extend([
             row(&[&"tenants", &users(card)]),
             row(&[&"strangers", &strangers(card)]),

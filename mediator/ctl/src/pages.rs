@@ -43,7 +43,7 @@ impl Shell {
 
 /// Writes all man pages to a folder: mediatorctl(1), one page per command, mediatord(8) and gpu-mediator.toml(5).
 pub(super) fn write(folder: &Path) -> io::Result<()> {
-    // Describe the global options only on the page of mediatorctl itself.
+    // Order the global options after each command's own options.
     let mut command = examples::command().disable_help_subcommand(true).mut_args(|arg| match arg.is_global_set() {
         true => arg.display_order(900),
         false => arg,

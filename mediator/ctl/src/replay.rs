@@ -17,9 +17,9 @@ pub struct Replayed {
     pub events: usize,
     /// Time from the start of the recording to the last event, in ns.
     pub length_ns: u64,
-    /// Policy at the end of the recording.
+    /// Policy at the end of the replay.
     pub policy: PolicyKind,
-    /// True if the decisions match the recording; false if they were made by another policy.
+    /// True if the replay used the recorded policy, so its decisions match the recording; false with `--policy`.
     pub recorded: bool,
     /// Usage of each engine by each virtual machine. Unused engines are omitted.
     pub uses: Vec<ReplayedUse>,

@@ -16,7 +16,7 @@ use serde_json::json;
 // TIMEOUT: longer than the daemon's own limit, so that the daemon can report the cause.
 const SAVE_TIMEOUT: Duration = Duration::from_secs(1200);
 
-/// A temporary file next to its target, deleted unless it replaces the target.
+/// A temporary file next to its target. Dropping it removes the temporary name.
 struct Beside {
     file: File,
     path: PathBuf,
@@ -42,7 +42,7 @@ impl Beside {
 
 impl Drop for Beside {
     fn drop(&mut self) {
-        // After a rename, the file no longer exists.
+        // After a rename, the temporary name no longer exists.
         let _ = fs::remove_file(&self.path);
     }
 }

@@ -147,7 +147,7 @@ impl Patch {
     }
 }
 
-/// Options for a virtual machine's share of its card's time.
+/// Options for a virtual machine's or tenant's share of its card's time.
 #[derive(Clone, Debug, Default, Args)]
 pub(super) struct TimeFlags {
     /// Weight for the card's time, relative to the weights of all competitors, from 1 to 10000
@@ -218,7 +218,7 @@ impl TimeFlags {
         patch.set(&["cap_permille"], self.cap.map(|part| part.permille));
         patch.set(&["class"], self.class);
         patch.set(&["max_run_ms"], self.max_run_ms);
-        // A null removes the value.
+        // A null makes the copy engines use the value for compute.
         let permille = |of: Option<OfCopies<Percent>>| of.map(|part| part.0.map(|part| part.permille));
         patch.set(&["copies", "weight"], self.copy_weight.map(|weight| weight.0));
         patch.set(&["copies", "guarantee_permille"], permille(self.copy_guarantee));

@@ -93,7 +93,7 @@ pub(super) fn of_page(page: &str) -> String {
         item(&mut roff, path, &meaning.replace('`', ""));
     }
     let examples = match page {
-        // The page's own text already contains these sections.
+        // The page's own text already contains examples.
         "gpu-mediator.toml" => Vec::new(),
         "mediatord" => DAEMON_EXAMPLES.map(str::to_owned).into(),
         _ => examples::of_page(page),

@@ -338,7 +338,7 @@ fn show(tenant: &Tenant) -> String {
     output::table(rows.chain(cards).chain(labels).collect(), &[])
 }
 
-/// Describes the card memory that a tenant uses beyond its account.
+/// Describes a tenant's memory that is unaccounted, freed but still in use, or over its quota.
 fn past(tenant: &Tenant) -> String {
     let one = |one: &Unaccounted| format!("{} ({}): {} MiB", one.program, one.pid, mib(one.bytes));
     let mut parts: Vec<String> = tenant.unaccounted.iter().map(one).collect();

@@ -76,7 +76,8 @@ impl Top {
         }
     }
 
-    /// Shows the table until the operator quits. With `--once`, returns it as text.
+    /// Shows the table until the operator quits. With `--once`, in another format, or without a terminal, returns one
+    /// refresh as text.
     pub(super) fn run(&self, client: &Client, form: Form) -> Result<String, ClientError> {
         let first = self.look(client)?;
         if self.once || !form.is_table() || !std::io::stdout().is_terminal() {
@@ -89,7 +90,7 @@ impl Top {
         let mut view = View::default();
         view.show(first, self.interval);
         let mut terminal = ratatui::try_init().map_err(ClientError::Terminal)?;
-        // Without mouse support, keys still scroll.
+        // Ignore errors: without mouse support, keys still scroll.
         let _ = execute!(std::io::stdout(), EnableMouseCapture);
         let ended = loop {
             if let Err(error) = terminal.draw(|frame| view.draw(frame)) {
@@ -98,7 +99,7 @@ impl Top {
             match self.wait(&mut view) {
                 Ok(Turn::Look) => match self.look(client) {
                     Ok(look) => view.show(look, self.interval),
-                    // The daemon may become available again.
+                    // Show the error and continue, because the daemon may become available again.
                     Err(error) => view.fail(error.to_string()),
                 },
                 Ok(Turn::Draw) => {}
@@ -111,7 +112,7 @@ impl Top {
         ended.map(|()| String::new()).map_err(ClientError::Terminal)
     }
 
-    /// Waits for an input event, or until the next refresh is due.
+    /// Waits for an input event that requires action, but at most for the refresh interval.
     fn wait(&self, view: &mut View) -> std::io::Result<Turn> {
         let deadline = Instant::now() + self.interval;
         loop {

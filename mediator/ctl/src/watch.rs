@@ -12,7 +12,7 @@ use super::{Arguments, Code, Form, answer};
 /// Escape sequence that clears the screen and moves the cursor home.
 const CLEAR: &str = "\x1b[H\x1b[2J";
 
-/// The option.
+/// The option `--watch`.
 #[derive(Clone, Copy, Debug, Args)]
 pub(super) struct Watch {
     /// Repeats the command at this interval, in seconds
@@ -28,15 +28,15 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Returns the interval between two refreshes.
+    /// Returns the interval between two refreshes, if the option is given.
     pub fn interval(self) -> Option<Duration> {
         self.watch
     }
 }
 
-/// Repeats a command until the output is closed or the command fails. On a terminal, each output replaces the previous
-/// one. Elsewhere, empty lines separate the outputs; JSON outputs are one line each, and YAML outputs one document
-/// each.
+/// Repeats a command until the output is closed or the command fails. On a terminal, each table replaces the previous
+/// one. Otherwise, an empty line separates tables or CSV outputs. Each JSON output is one line, and each YAML output
+/// one document.
 pub(super) fn run(
     interval: Duration,
     form: Form,

@@ -23,9 +23,9 @@ pub struct Seen {
 
 impl Seen {
     /// Replaces the description with a new one, which contains only the most recent usage intervals. Keeps the older
-    /// intervals.
+    /// intervals, unless the description is from a new owner.
     fn renew(&mut self, mut card: Card) {
-        // A new owner's clock starts again.
+        // An earlier time means that the owner is new and its clock has restarted.
         let is_same = card.time.now >= self.card.time.now;
         for (id, time) in card.time.tenants.iter_mut().filter(|_| is_same) {
             let Some(before) = self.card.time.tenants.get_mut(id) else { continue };
@@ -51,7 +51,7 @@ impl Seen {
         self.card.tenants.iter().find(|(_, tenant)| tenant.name == name).map(|(&id, tenant)| (id, tenant))
     }
 
-    /// Returns the names of the tenants.
+    /// Returns the names of the tenants by ID.
     #[must_use]
     pub fn names(&self) -> BTreeMap<TenantId, String> {
         self.card.tenants.iter().map(|(&id, tenant)| (id, tenant.name.clone())).collect()
@@ -108,7 +108,7 @@ impl StatusCell {
     /// Checks that the owner responds.
     ///
     /// # Errors
-    /// Returns an error if the owner does not respond.
+    /// Returns an error if no owner is running, or if it does not respond in time.
     pub fn trouble(&self) -> Result<(), String> {
         self.trouble_in(&self.state.lock())
     }
@@ -164,7 +164,8 @@ mod tests {
     const MS: u64 = 1_000_000;
     const ONE: TenantId = TenantId(1);
 
-    /// Returns the description of a card with one tenant that used it in these intervals.
+    /// Returns the description of a card with one tenant at `now_ms`. `recent` contains the start and usage of each
+    /// interval, in ms.
     fn card(now_ms: u64, recent: &[(u64, u64)]) -> Card {
         let mut scheduler = Scheduler::new(Config::default(), Nanos(0)).expect("defaults");
         let params = VgpuParams::default();

@@ -17,7 +17,7 @@ pub(super) struct SlotId(u32);
 #[derive(Debug)]
 pub(super) struct Object {
     pub(super) kind: Kind,
-    /// Number of references to the table. It cannot exceed the number of entries of all directories.
+    /// Number of references to the table, from its handle, directory entries, and instance blocks.
     names: u64,
     pub(super) contents: Contents,
 }
@@ -71,8 +71,8 @@ impl Slots {
         self.slots.iter().filter_map(|slot| slot.object.as_ref())
     }
 
-    /// Creates an empty table with one reference in a free slot. Returns `None` if the slot's address does not fit in a
-    /// directory entry.
+    /// Creates an empty table with one reference, in a free slot or a new one. Returns `None` if a new slot's address
+    /// does not fit in a directory entry.
     pub(super) fn insert(&mut self, kind: Kind) -> Option<SlotId> {
         let slot = match self.free.pop() {
             Some(slot) => slot,

@@ -503,7 +503,8 @@ impl Machine {
         }
     }
 
-    /// Records that a range now belongs to the guest.
+    /// Reports that a range now belongs to the guest: this exact range if `exactly` is true, or only that memory was
+    /// granted otherwise.
     fn given(&mut self, range: GuestRange, exactly: bool) {
         if exactly {
             self.retranslate(range);

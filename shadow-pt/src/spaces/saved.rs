@@ -71,7 +71,7 @@ impl AddressSpaces {
             gained: _,
             table_bytes: _,
             rooms: _,
-            // Guest entries may be only partially written when they are read after the restore.
+            // A restored space assumes that the guest has written entries since its last flush.
             writes: _,
             splits_left: _,
             ram_barred,

@@ -122,7 +122,7 @@ impl Card {
     /// Runs the timer thread. The timer expires at its set time, or later if other threads delay it.
     pub(super) fn expire(&self) {
         let mut expire = |hardware: &mut Hardware| {
-            // Work that ends earlier must complete first.
+            // The timer expires only after all work that ends earlier has completed.
             hardware.alarm.filter(|at| hardware.next_end().is_none_or(|end| end > *at))?;
             hardware.clock = hardware.clock.max(hardware.alarm.take()?);
             hardware.expired = true;
@@ -318,7 +318,8 @@ impl State {
         self.feeder().arrived(vm, channel, submission, u32::MAX, Needs::Graphics);
     }
 
-    /// Makes one pass through the interrupt tree.
+    /// Makes one pass through the interrupt tree. Returns a flag that is true if an interrupt was pending, and the
+    /// events to deliver.
     pub(super) fn service(&mut self) -> (bool, Vec<(TenantId, GuestEvent)>) {
         if !self.card.change(|hardware| std::mem::take(&mut hardware.raised)) {
             return (false, Vec::new());
@@ -347,8 +348,8 @@ impl State {
         self.feeder().unschedule_vm(vm);
     }
 
-    /// Checks the state whenever the card's lock is released: waiting work will be polled again, and the card and the
-    /// scheduler agree on each submission.
+    /// Checks the state whenever the card's lock is released: the timer is armed if submissions are queued, and the
+    /// records and the scheduler agree on each submission.
     pub(super) fn check(&self) {
         for (ticket, held) in &self.schedule.held {
             let expected = match held.stage {

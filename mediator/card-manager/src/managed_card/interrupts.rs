@@ -112,7 +112,7 @@ pub(crate) fn serve(host: &Weak<ManagedCard>, event: &EventFd, timer: &OwnedFd, 
                 let mut state = host.lock();
                 (state.vram().memory.undone(), state.look())
             };
-            // Closing the card also resets it.
+            // The reset that is part of closing the card is not a failure.
             if let Some(why) = undone.filter(|_| !host.over()) {
                 host.fail(why);
                 return;
@@ -145,7 +145,7 @@ impl Served for Line<'_> {
         let before = state.work.ended();
         state.feeder().tick();
         if state.work.ended() != before {
-            // A VM may wait for work that has completed without an interrupt.
+            // Work that completed without an interrupt may have freed ring space for which a VM waits.
             let mut events = Vec::new();
             state.resume(&mut events);
             state.work.schedule_mut().outbox.extend(events);
@@ -325,8 +325,9 @@ impl CardState {
         self.resume(events);
     }
 
-    /// Guesses which of the candidates `vms` raised an engine's interrupt without a completion: the VM that currently
-    /// occupies the engine. A single guess may be wrong, but a VM that raises many such interrupts is identified.
+    /// Guesses which of the candidates `vms` raised an engine's interrupt without a completion: the only candidate, or
+    /// the one that currently occupies the engine. A single guess may be wrong, but a VM that raises many such
+    /// interrupts is identified.
     fn raised_by(&mut self, engine: u32, vms: &BTreeSet<TenantId>) -> Option<TenantId> {
         if vms.len() == 1 {
             return vms.first().copied();

@@ -46,15 +46,15 @@ impl WaiterNotifications {
         if tells {
             (self.at, self.waiting) = (Some(now), waiting.clone());
         }
-        // Chunks allocated since then count as newly available when they are freed again.
+        // Record a decrease as well, so that the allocated chunks count as newly available when they are freed again.
         self.spare = spare;
         tells
     }
 }
 
 impl ManagedCard {
-    /// Executes the balancer's moves, and zeroes free memory while no VM waits. Returns the time until the balancer's
-    /// next plan, if any.
+    /// Executes the balancer's moves, and zeroes free memory until the thread is woken again. Returns the time until
+    /// the next plan or retry, if any.
     fn balance(&self, told: &mut WaiterNotifications) -> Option<Duration> {
         let waiting = self.lock().vram().waiting();
         let stirred = self.lock().inject_random_moves();
@@ -85,7 +85,7 @@ impl ManagedCard {
         if told.tells(&wait, moved, spare, Instant::now()) {
             wait.into_iter().for_each(|vm| self.deliver(vm, GuestEvent::Memory));
         }
-        // Zero memory only when no VM waits, and stop as soon as a VM waits.
+        // Stop zeroing as soon as the thread is woken again.
         while !self.wakeup.is_rung() && self.zero_by_engines(false) {}
         while !self.wakeup.is_rung() && self.lock().vram_mut().scrub_ahead().unwrap_or(false) {}
         next.into_iter().chain(retry).min()

@@ -95,7 +95,7 @@ pub struct Halted {
 /// A VM whose work is stopped, and whose memory does not move, until this value is dropped.
 #[must_use = "the VM continues when this is dropped"]
 pub struct Suspended<'a> {
-    // This field is dropped first.
+    // The fields are dropped in order, so the VM resumes before its memory may move again.
     halted: Halted,
     _no_moves: locks::Guard<'a, rank::Moving, ()>,
 }
@@ -419,8 +419,9 @@ impl ManagedCard {
         Ok(())
     }
 
-    /// Allocates zeroed memory for guest memory that arrives from another card: host memory, or card memory if no host
-    /// memory is free. Releases the card's lock between the parts of a scrub.
+    /// Returns the location of guest memory that arrives from another card. If there is none yet, allocates zeroed
+    /// memory: host memory, or card memory if no host memory is free. Releases the card's lock between the parts of a
+    /// scrub.
     pub(super) fn receive(&self, vm: TenantId, at: GuestVramAddr) -> Result<Place, ManagerError> {
         if let Some(place) = self.lock().place_of(vm, at) {
             return Ok(place);
@@ -498,7 +499,8 @@ impl CardState {
         self.memory.set_migrating(vm, travels);
     }
 
-    /// Returns a VM's channels that have not left their engines, or `None` if all have left.
+    /// Returns a VM's channels that have not left their engines, excluding departing ones. Returns `None` only if the
+    /// departing channels have also left.
     fn stays_of(&mut self, vm: TenantId) -> Option<Vec<(TenantId, VirtualChannelId)>> {
         self.look_at_departures();
         let left = self.work.channels_mut().vacating(self.memory.card_mut(), vm);

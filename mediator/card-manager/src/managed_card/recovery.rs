@@ -82,8 +82,8 @@ impl CardState {
         }
     }
 
-    /// Retires a channel that occupies `engine` without progress. Resets the engine immediately, because waiting would
-    /// only delay other VMs, unless the engine has switched to another channel in the meantime.
+    /// Retires a channel that occupies `engine` without progress. Unless the engine has switched to another channel in
+    /// the meantime, resets it immediately, because waiting would only delay other VMs.
     pub fn kill_channel(&mut self, vm: TenantId, channel: VirtualChannelId, engine: u32) {
         let card = Arc::clone(self.vram().memory.card());
         let disabled = card.read32(pfifo::SCHED_DISABLE::OFFSET);

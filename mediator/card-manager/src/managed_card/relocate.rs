@@ -202,7 +202,7 @@ impl ManagedCard {
         moves
     }
 
-    /// Returns those chunks of a batch that the VM's CPUs have written since the chunk's copy began.
+    /// Returns those chunks of a batch that the VM's CPUs have written since the moves began.
     fn written(&self, vm: TenantId, chunks: &[Chunk]) -> Vec<Chunk> {
         let state = self.lock();
         let is_written = |chunk: &&Chunk| {
@@ -258,7 +258,8 @@ impl ManagedCard {
         }
     }
 
-    /// Waits until no channel of a stopped VM is on an engine. Returns false if a channel does not leave.
+    /// Waits until no channel of a stopped VM is on an engine, and resets engines that a channel does not leave in
+    /// time. Returns false if a channel still does not leave.
     pub(super) fn vacate(&self, vm: TenantId) -> bool {
         let began = Instant::now();
         loop {
@@ -296,7 +297,7 @@ impl ManagedCard {
             let batches = std::iter::once(first).chain(later.iter());
             let to: Vec<Place> = batches.flat_map(|batch| &batch.chunks).map(|chunk| chunk.to).collect();
             let stopped = self.stop_copier(&to);
-            // Waiting for the engines once is enough.
+            // Do not wait for the engines again for the later batches.
             later.iter_mut().for_each(|batch| batch.copies = None);
             stopped?;
             let bytes = self.lock().chunk_bytes();
@@ -316,7 +317,7 @@ impl ManagedCard {
             let mut state = self.lock();
             let lanes = state.memory.copier().map(Copier::channels).unwrap_or_default();
             for channel in lanes {
-                // The wait below covers channels that have not left yet.
+                // Ignore the error for a channel that has not left yet, because the wait below covers it.
                 let _ = state.retire_channel(COPIER, channel);
             }
         }
@@ -340,7 +341,7 @@ impl ManagedCard {
         copies.into_iter().try_for_each(|copies| self.await_jobs(copies))
     }
 
-    /// Waits until the engines have completed a group of jobs.
+    /// Waits until the engines have completed a group of jobs. Returns an error if they make no progress for too long.
     fn await_jobs(&self, copies: CopyId) -> Result<(), ManagerError> {
         let mut guard = self.lock();
         let ended = guard.memory.copier().ok_or_else(dead)?.ended();
@@ -361,7 +362,7 @@ impl ManagedCard {
     }
 
     /// Switches the chunks to their copies in groups, and releases the locks between groups for other threads. Returns
-    /// true for each move that has ended because its chunk has moved or no longer exists.
+    /// a flag for each chunk, which is true if the move has ended because the chunk has moved or no longer exists.
     fn commit(&self, holder: &dyn GuestEvents, vm: TenantId, chunks: &[Chunk], done: &mut Relocated) -> Vec<bool> {
         let group = (COMMIT_BYTES / self.lock().chunk_bytes()).max(1) as usize;
         let mut ended = Vec::new();

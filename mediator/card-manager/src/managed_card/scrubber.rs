@@ -63,7 +63,8 @@ impl Keeping {
         self.since = keeps.then_some((vm, now));
     }
 
-    /// Returns and clears the time that has not been reported to the scheduler yet.
+    /// Returns and clears the tenant to charge, and the start of the time that has not been reported to the scheduler
+    /// yet.
     pub(super) fn take(&mut self) -> Option<(TenantId, Nanos)> {
         self.kept.take()
     }

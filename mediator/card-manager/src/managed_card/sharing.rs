@@ -156,7 +156,7 @@ impl CardState {
         self.chunks_of(vm).into_iter().filter_map(lent).collect()
     }
 
-    /// Stops a VM's channels, makes them leave the engines, and records the VM's CPU writes to these chunks.
+    /// Stops a VM's channels, makes them leave the engines, and starts to record the VM's CPU writes to these chunks.
     fn begin_settling(&mut self, vm: TenantId, lent: &[Lent]) {
         let bytes = self.chunk_bytes();
         for one in lent {

@@ -110,13 +110,14 @@ impl CardState {
         self.still
     }
 
-    /// Stops a VM's channels if the card is quiesced or this VM is held.
+    /// Stops a VM's channels if the card is quiesced or this VM is held. Otherwise, ends this pause.
     pub(super) fn keep_still(&mut self, vm: TenantId) {
         let still = self.still || self.held.contains(&vm);
         self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::Standstill, still);
     }
 
-    /// Returns the channels that are still on their engines, or `None` if all have left. Omits departing channels.
+    /// Returns the channels that are still on their engines, excluding departing ones. Returns `None` only if the
+    /// departing channels have also left and PGRAPH is not being cleared.
     fn stays(&mut self) -> Option<Vec<(TenantId, VirtualChannelId)>> {
         self.look_at_departures();
         let vms: BTreeSet<TenantId> = self.vms.keys().copied().collect();

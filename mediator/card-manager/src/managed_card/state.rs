@@ -108,8 +108,8 @@ impl CardState {
         self.memory.has_moved(now, vm, done);
     }
 
-    /// Stops VMs during another VM's quantum, or resumes them. Makes the holder compete for time with the settings of
-    /// all members.
+    /// Stops VMs during another VM's memory quantum, or resumes them. The holder of the quantum competes for time with
+    /// the combined settings of the VMs that take turns.
     fn carry_out_changes(&mut self) {
         let Changes { holds, competitors } = self.memory.take_changes(self.work.schedule().scheduler());
         for (vm, waits) in holds {
@@ -164,8 +164,8 @@ impl CardState {
         self.guest_alarms.arm(vm, now, in_ns);
     }
 
-    /// Returns the number of interrupts without a completion that a VM has caused, and the number of pauses due to
-    /// them.
+    /// Returns the number of interrupts that a VM has caused in addition to those for completions, and the number of
+    /// pauses due to them.
     #[must_use]
     pub fn noise_of(&self, vm: TenantId) -> (u64, u64) {
         self.work.noise().interrupts_and_pauses(vm)

@@ -12,8 +12,8 @@ impl ManagedCard {
         while self.lock().vram_mut().scrub_piece().unwrap_or(false) {}
     }
 
-    /// Scrubs memory that a VM has freed. If the engines zero memory, only wakes the mover, because the caller may hold
-    /// a VM's lock.
+    /// Scrubs memory that a VM has freed. If the engines zero memory, leaves it to the mover, because the caller may
+    /// hold a VM's lock.
     ///
     /// # Errors
     /// Returns an error if the card does not respond.

@@ -7,8 +7,8 @@
 use super::GuestEvent;
 use std::collections::VecDeque;
 
-/// Maximum number of queued errors. Further errors are only counted. Engines continue after an error, so a guest can
-/// cause any number of errors.
+/// Number of queued events at which the inbox is full, so that errors are only counted. Engines continue after an
+/// error, so a guest can cause any number of errors.
 const MAX_QUEUED_ERRORS: usize = 256;
 
 /// Events waiting for a VM.
@@ -19,7 +19,8 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    /// Appends an event unless an equivalent one is already queued.
+    /// Appends an event unless an equal one is queued. A doorbell replaces the channel's queued one, and an error is
+    /// only counted if the inbox is full.
     pub(crate) fn push(&mut self, event: GuestEvent) {
         if self.events.contains(&event) {
             return;
@@ -59,7 +60,7 @@ impl Inbox {
         self.events.is_empty()
     }
 
-    /// Returns the number of events dropped because the queue was full, since the VM was created.
+    /// Returns the number of errors dropped since the VM was created, because the inbox was full.
     pub(crate) fn lost(&self) -> u64 {
         self.lost
     }

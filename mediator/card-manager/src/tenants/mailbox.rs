@@ -80,7 +80,7 @@ impl<R: Recipient, L: Locks> Mailbox<R, L> {
         drop(self.try_lock());
     }
 
-    /// Returns the number of events dropped because the queue was full, since the VM was created.
+    /// Returns the number of errors dropped since the VM was created, because the inbox was full.
     pub fn lost(&self) -> u64 {
         self.inbox.lock().lost()
     }

@@ -89,6 +89,7 @@ pub trait CardView {
     /// work on other engines since the last call, returns the VM and the time at which this began.
     fn hand_over(&mut self) -> Option<(TenantId, Nanos)>;
 
-    /// Removes a channel that has occupied an engine for too long from the card, and reports its end through
+    /// Removes from the card a channel that has occupied an engine for too long. Must report the channel's end through
+    /// `Feeder::channel_ended` before returning.
     fn kill(&mut self, vm: TenantId, channel: VirtualChannelId, engine: Engine);
 }

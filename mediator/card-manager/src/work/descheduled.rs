@@ -79,7 +79,8 @@ impl DescheduledChannels {
         self.resting.retain(|channel| channels.contains_key(channel));
     }
 
-    /// Removes and returns the resting channel to poll next, if a poll is due. `wanted` is true if other VMs have work.
+    /// Removes and returns the resting channel to poll next, if a poll is due. `wanted` is true if other work is on the
+    /// card; otherwise, a poll is always due.
     pub(crate) fn wake_next(&mut self, now: Nanos, wanted: bool) -> Option<ChannelId> {
         if wanted && now < self.next {
             return None;

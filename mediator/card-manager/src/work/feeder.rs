@@ -36,7 +36,7 @@ pub struct Feeder<'a, C> {
 }
 
 impl<'a, C: CardView> Feeder<'a, C> {
-    /// Creates the card's feeder for several events in one critical section of the card's lock.
+    /// Creates a feeder, to be used while the card's lock is held.
     pub(crate) fn new(card: &'a mut C) -> Self {
         Self { card }
     }
@@ -87,7 +87,7 @@ impl<'a, C: CardView> Feeder<'a, C> {
     /// Detects submissions that have completed, and reports them.
     pub(crate) fn complete(&mut self) {
         let mut ended = self.card.take_ended();
-        // Completions on one engine are in order. A completion without a time occurred before now.
+        // Completions on one engine are in order. Those without a time occurred before now, and are sorted last.
         ended.sort_by_key(|(_, at)| at.unwrap_or(Nanos(u64::MAX)));
         let mut events = Vec::new();
         for (submission, ended) in ended {

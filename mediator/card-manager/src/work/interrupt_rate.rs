@@ -2,8 +2,8 @@
 //!
 //! The card's single interrupt thread handles each of these interrupts (unknown methods, engine errors, interrupts
 //! within a submission) under the card's lock. A VM may cause [`MAX_INTERRUPTS_PER_CHECK`] of them between two checks
-//! by that thread. If it causes more, its channels are paused until the next check, so the VM loses its own time rather
-//! than that of others.
+//! by that thread. If a VM causes more, its channels are paused until the next check, so the VM loses its own time
+//! rather than that of others.
 
 use std::collections::BTreeMap;
 use vram::TenantId;
@@ -39,7 +39,7 @@ impl InterruptRateLimit {
         exceeds
     }
 
-    /// Adds the allowance for one of the VM's submissions, which has completed.
+    /// Credits a VM with the allowance for one completed submission.
     pub(crate) fn ended(&mut self, vm: TenantId) {
         if let Some(caused) = self.0.get_mut(&vm) {
             caused.lately = caused.lately.saturating_sub(FREE_INTERRUPTS_PER_SUBMISSION);

@@ -60,7 +60,7 @@ impl fmt::Display for Awaited {
     }
 }
 
-/// A submission that arrived more than a second ago.
+/// A submission that arrived at least a second ago and has not completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overdue {
     /// Guest channel number.
@@ -104,7 +104,8 @@ impl Work {
         }
     }
 
-    /// Returns the number of submissions per VM whose channels are stopped because memory is being moved or is scarce.
+    /// Returns, for each VM, the number of submissions on channels that are stopped because memory is being moved or is
+    /// scarce.
     pub(crate) fn stopped_for_memory(&self) -> BTreeMap<TenantId, usize> {
         let mut stopped = BTreeMap::new();
         for held in self.schedule.held.values().filter(|held| held.stage == Stage::Parked) {

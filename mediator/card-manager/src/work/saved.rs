@@ -100,7 +100,7 @@ impl Work {
             alarm: _,
             armed: _,
             outbox,
-            // The next process counts these again.
+            // The next process counts the waiting submissions again.
             waiting: _,
             descheduled: DescheduledChannels { channels, resting, next, hops: WakeAllowance(hops) },
             // Derived from the scheduler's state.
@@ -245,7 +245,7 @@ impl SavedHeld {
             // The interrupt may have been suppressed. Assume so, because polling for the completion is cheap.
             irq_suppressed: true,
             brief: false,
-            // The channel has its PGRAPH context again.
+            // Saving the card has restored the channel's PGRAPH context.
             needs: Needs::Graphics,
         };
         (Ticket(ticket), held)

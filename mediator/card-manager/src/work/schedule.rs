@@ -176,7 +176,7 @@ impl<A: Alarm> Schedule<A> {
             || self.scheduler.in_flight() > 1 && self.any_of_several()
     }
 
-    /// Records the engines on which a channel's work can run, when work arrives.
+    /// Records, at the arrival of work, whether a channel's work can run on several engines.
     pub(crate) fn note_engines(&mut self, channel: ChannelId, engines: [bool; Engine::COUNT]) {
         if engines.iter().filter(|can| **can).count() > 1 {
             self.several.entry(channel).or_default();
@@ -185,8 +185,8 @@ impl<A: Alarm> Schedule<A> {
         }
     }
 
-    /// Returns the engine on which a channel's work is booked. If the channel could run on several engines, this is the
-    /// engine on which it was last observed. Otherwise, it is the channel's first engine.
+    /// Returns the engine on which a channel's work is booked. If the channel could run on several engines and was
+    /// observed on one, this is the engine on which it was last observed. Otherwise, it is the channel's first engine.
     pub(crate) fn engine_for(&self, channel: ChannelId, engines: [bool; Engine::COUNT]) -> Engine {
         let seen = self.several.get(&channel).copied().flatten();
         let first = || Engine::ALL.into_iter().find(|engine| engines[engine.index()]);
@@ -271,7 +271,7 @@ impl<A: Alarm> Schedule<A> {
     }
 
     /// Records the channels that engines are executing. For all other channels, the time since the last poll does not
-    /// count.
+    /// count as time on an engine.
     pub(crate) fn note_occupants(&mut self, occupants: &[ChannelId], now: Nanos) {
         let elapsed = now.since(std::mem::replace(&mut self.looked, now));
         for held in self.held.values_mut().filter(|held| !occupants.contains(&held.channel)) {
@@ -289,8 +289,8 @@ impl<A: Alarm> Schedule<A> {
         self.held.get_mut(&ticket).map(|held| *held.on_engine.get_or_insert(now))
     }
 
-    /// Records that an engine executes a channel, although all of the channel's work was waiting or descheduled.
-    /// Returns the event for the scheduler.
+    /// If all of a channel's work was waiting or descheduled, records that an engine executes the channel. Returns the
+    /// event for the scheduler, if any.
     pub(crate) fn bring_back(&mut self, channel: ChannelId) -> Option<Event> {
         if self.first_of(channel, &[Stage::Started]).is_some() {
             return None;

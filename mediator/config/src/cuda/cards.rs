@@ -101,7 +101,7 @@ impl<'de> Deserialize<'de> for TenantCards {
                 u64::try_from(count).map(TenantCards::Number).map_err(|_| wrong())
             }
 
-            // A stored change can remove the key.
+            // A null in a stored change removes the key.
             fn visit_unit<E: Error>(self) -> Result<TenantCards, E> {
                 Ok(TenantCards::default())
             }

@@ -107,7 +107,7 @@ impl TenantSpec {
         others: &[&TenantSpec],
     ) -> Self {
         let count = match (self.cards.to_choose(), self.card.is_empty()) {
-            // The check reports this error, as it does for numbers that are out of range.
+            // Both keys are set. The check reports this error, and a number that is out of range.
             (Some(_), false) => return self,
             (Some(count), true) => usize::try_from(count).unwrap_or(usize::MAX),
             (None, is_open) if is_open && self.cards.is_absent() => 1,
@@ -143,8 +143,8 @@ impl TenantSpec {
     }
 }
 
-/// Returns the indices of the tenants in placement order. Tenants with cards come first, because their memory there is
-/// already assigned.
+/// Returns the indices of the tenants in placement order. Tenants with configured cards come first, because their
+/// memory there is already assigned.
 #[must_use]
 pub fn placement_order(tenants: &[TenantSpec]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..tenants.len()).collect();

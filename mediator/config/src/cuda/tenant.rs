@@ -8,7 +8,7 @@ use super::{OnStuck, TenantSpec, gang_number};
 /// Maximum length of a share group's name, in bytes.
 const MAX_GROUP_NAME: usize = 64;
 
-/// Maximum number of cards of one tenant, limited by the messages of programs.
+/// Maximum number of cards of one tenant, limited by the programs' message format.
 pub(super) const MAX_CARDS: usize = 16;
 
 /// Returns the refusal for a card that does not exist or is not a CUDA card.

@@ -45,7 +45,8 @@ impl Wrong {
         let is_unplaced = [NO_ROOM, TOO_FEW].iter().any(|start| mistake.what.starts_with(start));
         let (of_amounts, of_cards) = (is_amount(other_field) || is_unplaced, ["card", "cards"].contains(&other_field));
         if table == other && index == mistake.key.index {
-            // The rules were checked without this value.
+            // The wrong value was omitted from the check, so rules about the same key or about amounts may only appear
+            // to be broken.
             return within(field, other_field)
                 || within(other_field, field)
                 || (!self.is_unknown() && is_amount(field) && of_amounts);
@@ -68,8 +69,8 @@ impl Wrong {
         }
     }
 
-    /// Converts a table's index in the parsed text to its index in the file, which also counts this table if it was
-    /// omitted.
+    /// Converts a table's index in the parsed text to its index in a text that also contains this error's table, if
+    /// that table was omitted.
     fn renumbered(&self, table: &str, index: usize) -> usize {
         match self.parts() {
             (name, Some(own), _) if self.table_is_out && name == table && own <= index => index + 1,

@@ -64,7 +64,7 @@ impl Host {
         PROGRAMS.iter().map(|folder| self.path(folder).join(name)).find(|path| path.is_file())
     }
 
-    /// Returns a program's output if it exits successfully within the time limit.
+    /// Runs a program. Returns its standard output if it exits successfully within the time limit.
     pub(super) fn program_output(&self, program: &Path, arguments: &[&str]) -> Option<String> {
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());

@@ -250,7 +250,7 @@ fn cuda_in_vms_needs_worker_sandbox_rights_and_memory() {
     );
     let users = told(&findings, "worker-users");
     assert!(users.contains("users 900 to 963: it lacks CAP_SETGID, CAP_SETUID [uncomment the lines"), "{users}");
-    // Separate users also protect the host.
+    // Separate users also protect the host, so Landlock is not required.
     assert!(told(&findings, "sandbox").starts_with("note: the kernel does not support Landlock"), "{text}");
     assert!(told(&findings, "hmm").contains("uvm_disable_hmm=1"), "{text}");
     assert!(told(&findings, "window").starts_with("missing: windows of 4096 MiB in total, with 1024 MiB"), "{text}");

@@ -28,7 +28,7 @@ fn version(text: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
-/// Returns advice on installing a newer version.
+/// Returns advice on installing a sufficiently new QEMU on this distribution.
 fn newer(patient: &Patient<'_>) -> String {
     let release = patient.host.read("etc/os-release").unwrap_or_default();
     let is = |word: &str| release.lines().any(|line| line.trim_matches('"') == word);

@@ -109,10 +109,10 @@ fn leftovers_of_power_loss_are_removed_at_next_start() {
     for name in ["again", "lost", "too"] {
         site.hook(name, "prepare", "begin", &domain(name)).unwrap();
     }
-    // VMs of the same boot keep their notes.
+    // A start removes no VMs that were created in the same boot.
     assert_eq!(site.vms(), ["again", "lost", "too"]);
     fs::write(site.folder.path().join("boot"), "second\n").unwrap();
-    // The same domain starts again and finds its own leftover VM.
+    // The same domain starts again. Its own leftover VM is replaced, and the others are removed.
     site.hook("again", "prepare", "begin", &domain("again")).unwrap();
     assert_eq!(site.vms(), ["again"]);
 }
@@ -140,7 +140,7 @@ fn domain_with_invalid_vgpu_fails_to_start_without_leftovers() {
         assert!(error.to_string().contains(told), "{text}: {error}");
         assert_eq!(site.vms(), Vec::<String>::new(), "{text}");
     }
-    // Domain names are arbitrary, but file names are not.
+    // A domain's name may contain characters that are not permitted in the file name of its note.
     let name = "../../etc a";
     site.hook(name, "prepare", "begin", &site.domain("vram-mib='16' vm='odd'", "odd")).unwrap();
     assert_eq!(
@@ -166,8 +166,8 @@ fn a_release_after_a_refused_preparation_leaves_the_running_vm() {
     vmm.read32(mediatord::fixture::BAR0, 0).unwrap();
     let vm: api::Vm = site.client().get("/v1/vms/web").unwrap();
     assert_eq!(vm.state, api::VmState::Connected);
-    // Two cases: another domain requests the same VM, and a domain with the same name that libvirt no longer knows is
-    // still running.
+    // While a VMM uses the VM, `prepare` fails for another domain, for a different domain with the same name, and for
+    // the domain itself. The `release` that follows must keep the VM.
     let other = site.domain("vm='web' vram-mib='16'", "web");
     for (name, text) in [("other", &other), ("web", &domain("2")), ("web", &domain("1"))] {
         let error = site.hook(name, "prepare", "begin", text).unwrap_err();

@@ -83,7 +83,7 @@ fn written(vm: &str, length: Duration, profile: &api::AccessProfile) -> String {
     text
 }
 
-/// Parses the hints in a profile's lines.
+/// Parses a profile's lines as hints.
 fn read(text: &str) -> Result<Vec<api::Hint>, String> {
     let line = |(number, line): (usize, &str)| {
         let said = line.split('#').next().unwrap_or_default().trim();

@@ -24,7 +24,7 @@ use cuda_protocol::{SOCKET_SEPARATOR, SOCKET_VARIABLE, TENANT_VARIABLE};
 /// Time limit for the card's owner to respond, and for the MPS server of the tenant's group to start.
 // TIMEOUT: an owner that has exited is restarted within a second.
 const OWNER_TIMEOUT: Duration = Duration::from_secs(5);
-/// Interval at which the command polls the owner.
+/// Interval at which the command requests the tenant's state from the daemon.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 #[derive(Clone, Debug, Args)]
@@ -53,8 +53,8 @@ impl Run {
     /// Executes the program in place of this process; returns only on failure.
     pub(crate) fn run(self, client: &Client) -> Result<String, ClientError> {
         let tenant = self.served(client)?;
-        // If a name is missing here, a program that uses it loads NVIDIA's library, and runs outside the tenant's
-        // limits.
+        // If one of the names is missing in the folder, a program that loads it gets NVIDIA's library, and runs outside
+        // the tenant's limits.
         for name in cdi::NAMES {
             let path = self.library.join(name);
             if !path.exists() {

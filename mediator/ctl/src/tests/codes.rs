@@ -4,7 +4,7 @@ use super::*;
 use mediatord::fixture::one_card;
 use std::io;
 
-/// Each command with valid arguments, ordered so that all can run. VM `a` and card `card0` exist.
+/// Commands with valid arguments, in an order in which all succeed. VM `a` and card `card0` exist.
 const GOOD: [&[&str]; 43] = [
     &["tenant", "list"],
     &["profile", "list"],
@@ -75,7 +75,7 @@ fn commands_exit_0_on_success_5_without_daemon_2_on_bad_option() {
     assert_eq!(ctl(&served, &["sched", "record", "card0", "--for", "10ms", "--out", record]).code, Code::Good);
     assert_eq!(ctl_at("/nonexistent/admin.sock", &["sched", "replay", record]).code, Code::Good);
     assert_eq!(ctl(&served, &["sched", "replay", record, "--frobnicate"]).code, Code::Usage);
-    // The list must contain every command.
+    // The list must contain every command that is not tested elsewhere.
     fn leaves(command: &clap::Command, path: &str, names: &mut Vec<String>) {
         let mut inner = command.get_subcommands().filter(|command| !command.is_hide_set()).peekable();
         if inner.peek().is_none() {
@@ -187,7 +187,7 @@ fn commands_exit_2_for_value_out_of_range_and_4_on_conflict() {
     }
 }
 
-/// A writer that accepts a limited number of writes, and then fails like a closed pipe.
+/// A writer that fails like a closed pipe after `looks` flushes.
 struct Reader {
     looks: usize,
     text: String,
@@ -218,7 +218,7 @@ fn watch_repeats_until_reader_closes() {
     for command in commands {
         let mut reader = Reader { looks: 3, text: String::new(), flushes: 0 };
         let head = ["mediatorctl", "--socket", &socket, "--json", "--watch=0.1"];
-        // Insert the option into the command.
+        // Append the option to the command.
         let all: Vec<_> = head[..4].iter().chain(command).chain(&head[4..]).copied().collect();
         assert_eq!(run(all, &mut reader, &mut Vec::new()), Code::Good);
         let looks: Vec<serde_json::Value> =

@@ -10,7 +10,7 @@ use proptest::test_runner::{Config, TestRunner};
 use serde_json::json;
 use std::fs;
 
-/// Runs a command on a file in the daemon's folder.
+/// Writes `text` to a file in the daemon's folder, and runs a command on the file.
 fn with_file(served: &Served, text: &str, arguments: &[&str]) -> Ran {
     let path = served.fixture.path("desired");
     fs::write(&path, text).unwrap();
@@ -151,7 +151,7 @@ fn apply_of_impossible_file_reports_remedy_and_changes_nothing() {
             assert!(ran.err.contains(part), "{part}\n{}", ran.err);
         }
         assert_eq!(exported(&served), before, "{text}");
-        // A rejected state still counts as a mismatch; an invalid state is an error.
+        // For `assert`, a state that conflicts is a mismatch; an invalid state or an unknown card is an error.
         let asserted = with_file(&served, &text, &["assert"]).code;
         assert_eq!(asserted, if matches!(code, Code::Conflict) { Code::Failed } else { code }, "{text}");
     }
@@ -292,7 +292,7 @@ fn any_state_is_reached_from_any_other_and_back_by_its_export() {
         prop_assert_eq!(with_file(&served, &second, &["assert", "--exact"]).code, Code::Good);
         prop_assert_eq!(with_file(&served, &kept, &["assert", "--exact"]).code, Code::Failed);
 
-        // TOML cannot express the removal of a limit, so one document per VM restores the limit.
+        // TOML has no null, so the export does not remove limits that only the second state sets.
         let ran = with_file(&served, &kept, &["apply", "--prune"]);
         prop_assert_eq!((ran.code, &*ran.err), (Code::Good, ""));
         prop_assert_eq!(with_file(&served, &kept, &["assert", "--exact"]).code, Code::Good);

@@ -12,7 +12,7 @@ fn cells(text: &str) -> Vec<Vec<String>> {
     text.lines().map(cells).collect()
 }
 
-/// Returns the kinds of the events that a command shows.
+/// Returns the kinds of the events that `events` shows with these arguments.
 fn kinds(served: &Served, arguments: &[&str]) -> Vec<String> {
     let ran = ctl(served, &[&["events"], arguments].concat());
     assert_eq!((ran.code, &*ran.err), (Code::Good, ""));

@@ -16,7 +16,7 @@ fn drained_card_rejects_new_vms_and_drain_exits_4_if_vms_remain() {
         let lines: Vec<_> = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).collect();
         let column = lines[0].len() - 2;
         assert_eq!(lines[0][column], "DRAINED", "{text}");
-        // Two of the table's headings consist of two words.
+        // Count the columns from the end, because two of the table's headings consist of two words.
         lines[1..].iter().map(|cells| cells[cells.len() - 2].to_owned()).collect::<Vec<_>>()
     };
     assert_eq!(drained(&ctl(&served, &["card", "list"]).out), ["no", "no"]);

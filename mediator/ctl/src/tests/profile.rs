@@ -4,7 +4,7 @@ use super::*;
 use mediatord::fixture::one_card;
 use serde_json::Value;
 
-/// Starts a daemon with profiles and two cards of 120 MiB each.
+/// Starts a daemon with profiles and two cards, each with 120 MiB for virtual machines.
 fn served() -> Served {
     one_card(
         "reserve_mib = 8\n[[card]]\nname = \"card1\"\nkind = \"simgpu\"\nvram_mib = 128\nreserve_mib = 8\n\

@@ -64,7 +64,7 @@ fn usage(arg: &Arg) -> String {
     if arg.is_required_set() { format!("{shown}{repeats}") } else { format!("[{shown}]{repeats}") }
 }
 
-/// Adds a command, or all of its subcommands if it has any.
+/// Appends a command to the list, or all of its subcommands if it has any.
 fn add(command: &Command, path: &str, text: &mut String) {
     let mut inner =
         command.get_subcommands().filter(|inner| !inner.is_hide_set() && inner.get_name() != "help").peekable();

@@ -18,7 +18,7 @@ fn add(served: &Served, name: &str, more: &[&str]) {
     good(served, &[&["vm", "add", name, "--card", "card0", "--vram-mib", "16"], more].concat());
 }
 
-/// Returns the cells of the line that starts with `first`.
+/// Returns the cells of the first line whose first word is `first`.
 fn cells(table: &str, first: &str) -> Vec<String> {
     let mut lines = table.lines().filter(|line| line.split_whitespace().next() == Some(first));
     let line = lines.next().unwrap_or_else(|| panic!("no {first} in {table}"));
@@ -202,7 +202,7 @@ fn work_is_shown_by_top_and_drawn_by_report() {
     let file = served.fixture.path("use.svg");
     let report = ["sched", "report", "card0", "--since", "30s", "--window", "100ms", "--out"];
     let path = file.display().to_string();
-    // The interval that contains the work must be complete.
+    // The report omits the work until the interval that contains it is complete.
     mediatord::fixture::eventually("the work is in the report", || {
         let out = good(&served, &[&report[..], &[&*path]].concat());
         let svg = std::fs::read_to_string(&file).unwrap();

@@ -19,7 +19,7 @@ pub(super) enum Kind {
     Picture,
 }
 
-/// Width to which text is truncated before a column is omitted.
+/// Width to which text is truncated before a column is omitted, in characters.
 const MIN_TEXT: usize = 8;
 /// Number of spaces between columns.
 pub(super) const SPACING: usize = 2;

@@ -63,7 +63,7 @@ fn level(permille: u32) -> char {
     LEVELS.get(index).copied().unwrap_or(' ')
 }
 
-/// Renders a fraction as a bar of ten characters, with a mark at the entitlement.
+/// Renders the received share as a bar of ten characters, with a mark at the entitled share.
 pub(super) fn bar(received_permille: u32, entitled_permille: u32) -> String {
     let cell = |permille: u32| usize::try_from(permille.min(1000).div_ceil(100)).unwrap_or(0);
     let (received, mark) = (cell(received_permille), cell(entitled_permille).saturating_sub(1));

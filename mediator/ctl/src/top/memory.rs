@@ -83,7 +83,7 @@ fn state(card: &CardMemory, vm: &VmMemory, denied: u64) -> String {
     }
 }
 
-/// Renders a card's spare memory, and the host memory that it uses.
+/// Renders a card's total and spare memory, and its use of host memory.
 pub(super) fn head(card: &CardMemory) -> String {
     let CardMemory { card: name, card_bytes, spare_bytes, host_used_bytes, host_budget_bytes, .. } = card;
     let host = format!("{} of {}", mib(*host_used_bytes), mib(*host_budget_bytes));

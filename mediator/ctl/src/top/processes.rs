@@ -46,7 +46,7 @@ pub(super) fn in_words(look: &Look, card: &str, name: &str) -> Option<String> {
     (!words.is_empty()).then(|| words.join(", "))
 }
 
-/// Describes the memory that a process uses beyond its tenant's account.
+/// Describes the unaccounted card memory of a process, if any.
 fn unaccounted(tenant: &Tenant, pid: u32) -> Option<String> {
     let found = tenant.unaccounted.iter().find(|one| one.pid == pid);
     found.map(|one| format!("{} UNACCOUNTED", mib(one.bytes)))

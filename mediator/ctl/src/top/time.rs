@@ -41,7 +41,8 @@ pub(super) fn waits(cards: &[CardScheduler]) -> Waits {
     each.collect()
 }
 
-/// Returns the mean wait since the previous refresh, or the overall mean on the first refresh.
+/// Returns the mean wait since the previous refresh, or the overall mean if the VM is new or there was no previous
+/// refresh.
 fn wait(before: &Waits, card: &CardScheduler, vm: &VmShare, engine: Engine, used: &VmEngine) -> Cell {
     let before = before.get(&(card.card.clone(), vm.vm.clone(), engine)).copied().unwrap_or_default();
     let since = used.wait.count.checked_sub(before.0).zip(used.wait.sum_ns.checked_sub(before.1));
@@ -88,7 +89,7 @@ pub(super) fn lines(cards: &[CardScheduler], memories: &[CardMemory], before: &W
     each(cards).filter(|(_, _, engine, used)| used.arrived > 0 || *engine == Engine::Compute).map(line).collect()
 }
 
-/// Renders a card's policy, and the load of its engines.
+/// Renders a card's policy, its engines' load, and its numbers of queued and running submissions.
 pub(super) fn head(card: &CardScheduler) -> String {
     let engines =
         card.engines.iter().map(|(engine, used)| format!("{} {}", engine.name(), percent(used.busy_permille)));

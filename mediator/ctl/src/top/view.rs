@@ -55,7 +55,7 @@ pub(super) struct Line {
 }
 
 impl Line {
-    /// Returns the card, and the virtual machine or tenant.
+    /// Returns the line's card, and its virtual machine or tenant.
     fn user(&self) -> Option<User> {
         let [card, name, ..] = &self.cells[..] else { return None };
         Some(User { card: card.text.clone(), name: name.text.clone() })
@@ -290,7 +290,7 @@ impl View {
         lines
     }
 
-    /// Returns all tables as text, for output that is not a terminal.
+    /// Returns all tables as text, for `--once` and for output that is not a terminal.
     pub(super) fn text(&self) -> String {
         if self.look.schedulers.is_empty() {
             return scheduler::cards(&[]);
@@ -324,7 +324,7 @@ impl View {
         let (heads, lines) = self.table(self.page);
         let heads: Vec<Text<'_>> =
             heads.iter().flat_map(|head| columns::wrapped(&terminal::word(head), width)).map(Text::from).collect();
-        // The table needs space for its header and at least one row.
+        // Leave space for the table header, one row, and the bottom line.
         let count = u16::try_from(heads.len()).unwrap_or(u16::MAX).min(area.height.saturating_sub(3));
         let [top, middle, bottom] =
             Layout::vertical([Constraint::Length(count), Constraint::Min(2), Constraint::Length(1)]).areas(area);

@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 type Steps<'a> = &'a [&'a [u8]];
 
 const SEND: &[u8] = &[23];
-/// Creates directory 1, small-page tables 2 and 3, and large-page tables 4 and 5. Operands are handles minus one.
+/// Creates directory 1, small-page tables 2 and 3, and large-page tables 4 and 5. The first operand of each step is the
+/// handle minus one.
 const TABLES: Steps<'_> = &[&[0, 0, 0], &[1, 1, 1], &[2, 2, 1], &[0, 3, 2], &[0, 4, 2], SEND];
 /// Makes the first entries of the directory refer to a small-page table, to a large-page table, and to both.
 const NAMED: Steps<'_> = &[&[4, 0, 0, 1, 0x80], &[5, 0, 1, 0x80, 3], &[6, 0, 2, 2, 4], &[21]];

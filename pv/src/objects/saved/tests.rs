@@ -12,8 +12,8 @@ fn id(handle: u32) -> TableId {
     TableId::new(handle).unwrap()
 }
 
-/// Creates two directories (one of them bound), a free slot, and a small-page and a large-page table. The directories
-/// refer to both tables, one of which has no handle.
+/// Creates two directories (one of them bound), a free slot, and a small-page and a large-page table. The bound
+/// directory refers to both tables, and the other one to the small-page table, which has no handle.
 fn tables() -> Tables {
     let mut tables = Tables::new(BASE, LIMIT_BYTES);
     let kinds = [Kind::Directory, Kind::Small, Kind::Large, Kind::Directory, Kind::Small];

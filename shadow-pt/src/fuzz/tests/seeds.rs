@@ -36,7 +36,7 @@ fn encode(parts: &[Ops<'_>]) -> Vec<u8> {
 pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
     let seed = |rest: Ops<'_>| encode(&[&[TABLES], SMALL, LARGE, &[PREPARE], rest]);
     BTreeMap::from([
-        // Map, unmap and remap pages (read-only), with each kind of flush.
+        // Unmap a small and a large page, and make a page read-only, with each kind of flush.
         (
             "unmap",
             seed(&[&[7, 1, 0], FLUSH_IDLE, &[8, 0, 1], FLUSH_BUSY, &[7, 1, 1, 0x36, 0x41], &[18, 0, 32], &[21, 0]]),

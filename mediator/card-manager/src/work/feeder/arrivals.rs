@@ -16,7 +16,7 @@ const BRIEF_WORDS: u32 = 16;
 
 impl<C: CardView> Feeder<'_, C> {
     /// Records a submission of `words` dwords that was added to a physical channel's ring, and queues it if it can run.
-    /// The submission starts in its slice.
+    /// The scheduler starts the submission in a slice of its VM.
     pub fn arrived(&mut self, vm: TenantId, channel: ChannelId, submission: Submission, words: u32, needs: Needs) {
         let ticket = Ticket(submission.0);
         let needs = self.joined(ticket, channel, needs);
@@ -50,8 +50,8 @@ impl<C: CardView> Feeder<'_, C> {
         }
     }
 
-    /// Returns a submission's needs, combined with those of earlier submissions on its channel. All copies in flight
-    /// are booked on one engine, so that they run in order.
+    /// Returns a submission's needs. If this submission and the previous one on the channel need only copy engines,
+    /// returns the needs of the previous one, so that the copies are booked on one engine and run in order.
     fn joined(&mut self, ticket: Ticket, channel: ChannelId, needs: Needs) -> Needs {
         let before = self.schedule().before(ticket, channel).next_back().map(|held| held.needs);
         match (before, needs) {
@@ -60,8 +60,9 @@ impl<C: CardView> Feeder<'_, C> {
         }
     }
 
-    /// Returns true if the state of the channel's PGRAPH context matches the submission's needs. The state can change
-    /// only after all earlier submissions on the channel have completed.
+    /// Returns true if no earlier submission on the channel is parked, and the state of the channel's PGRAPH context
+    /// matches the submission's needs. Changes the state if necessary, but only if all earlier submissions have
+    /// completed.
     pub(super) fn may_follow(&mut self, ticket: Ticket, channel: ChannelId, needs: Needs) -> bool {
         let first = self.schedule().before(ticket, channel).next().is_none();
         let parked = self.schedule().before(ticket, channel).any(|held| held.stage == Stage::Parked);

@@ -8,11 +8,12 @@ use channels::Presence;
 use nvspec::fifo::ChannelId;
 use sched::{Engine, Event, Nanos, Ticket};
 
-/// Maximum time charged before the end of a submission's wait is noticed, in ns: a few poll intervals.
+/// Maximum time charged before the end of a submission's wait is noticed, in ns: ten poll intervals.
 const UNSEEN_NS: u64 = 5_000_000;
 
 impl<C: CardView> Feeder<'_, C> {
-    /// Returns the progress event of a submission that was waiting at the last poll but no longer is.
+    /// Returns the event for a submission that has made progress since the poll at `since` found it waiting. Returns
+    /// `None` without such a poll.
     pub(super) fn moved_since(&self, ticket: Ticket, since: Option<Nanos>) -> Option<Event> {
         // Limit the time, because the feeder does not poll while no VM waits for the engine.
         let earliest = self.card.card_time().0.saturating_sub(UNSEEN_NS);
@@ -109,7 +110,8 @@ impl<C: CardView> Feeder<'_, C> {
         }
     }
 
-    /// Removes a descheduled channel's work from the engines' accounts once no engine executes the channel.
+    /// Removes a descheduled channel's work from the engines' accounts once no engine executes the channel. Until then,
+    /// requests that the channel leave.
     fn look_at_leaver(&mut self, channel: ChannelId, events: &mut Vec<Event>) {
         let descheduled = self.schedule().descheduled.contains(channel);
         if !descheduled || self.schedule().first_of(channel, &[Stage::Started]).is_none() {
@@ -178,8 +180,8 @@ impl<C: CardView> Feeder<'_, C> {
         waiting.into_iter().any(|channel| self.card.is_left_out(channel))
     }
 
-    /// Deschedules waiting channels that block others, are left out, or have worked too often between waits. Lets one
-    /// descheduled channel poll again.
+    /// Deschedules waiting channels that block others, are left out, or have worked too often between waits. Lets the
+    /// next resting channel poll if a poll is due, or all resting channels if the card has no other work.
     pub(super) fn rest_and_rouse(&mut self) {
         let now = self.card.card_time();
         let wanted = self.schedule().scheduler.in_flight() > 0;

@@ -1,7 +1,7 @@
 use super::*;
 use crate::Config;
 
-/// Returns the cards `a` to `d` of 64 GiB each, and the card `vm` of another kind.
+/// Returns the tables of four CUDA cards with 64 GiB each, `a` to `d`, and of a software card, `vm`.
 fn cards() -> String {
     let card = |name: &str| format!("[[card]]\nname = \"{name}\"\nkind = \"cuda\"\nvram_mib = 65536\n");
     ["a", "b", "c", "d"].map(card).concat() + "[[card]]\nname = \"vm\"\nkind = \"simgpu\"\n"

@@ -12,7 +12,7 @@ mod picture;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Returns a card whose VM has `count` submissions that waited for `sum_ns` in total.
+/// Returns a card with two VMs. Each has started `count` compute submissions, which waited for `sum_ns` in total.
 fn card(count: u64, sum_ns: u64, quarantine: Option<Quarantine>) -> CardScheduler {
     let wait = Durations { count, sum_ns, p99_ns: 5_000_000, ..Durations::default() };
     let used = VmEngine { arrived: count, received_permille: 305, wait, ..VmEngine::default() };
@@ -47,7 +47,7 @@ fn time(card: CardScheduler) -> Look {
     Look { schedulers: vec![card], ..Look::default() }
 }
 
-/// Returns a card with two VMs; for one of them, `moved` MiB have moved, and memory was denied `denied` times.
+/// Returns a card with two VMs. For `web`, `moved` MiB were moved out, and memory was denied `denied` times.
 fn memory(moved: u64, denied: u64, turn: Option<Turn>) -> Look {
     let mib = |mib: u64| mib << 20;
     let suspensions = Durations { count: 3, p99_ns: 7_000_000, ..Durations::default() };
@@ -245,7 +245,7 @@ fn busy() -> Look {
     Look { schedulers, memories, tenants: vec![training()], vms: vec![guest()] }
 }
 
-/// Returns the screens of all pages.
+/// Returns the screens of all pages at a width of `width` columns.
 fn screens(width: u16) -> String {
     let mut view = View::default();
     for _ in 0..40 {

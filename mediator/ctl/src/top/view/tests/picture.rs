@@ -32,7 +32,8 @@ fn colour(cell: &Cell) -> &'static str {
     }
 }
 
-/// Returns the runs of same-style cells in a line, without trailing spaces, each with its first column.
+/// Returns the runs of same-style cells in a line: first column, text, colour, and true if bold. A text may end with
+/// one or two spaces.
 fn runs(buffer: &Buffer, line: u16) -> Vec<(usize, String, &'static str, bool)> {
     let mut runs: Vec<(usize, String, &'static str, bool)> = Vec::new();
     for column in 0..buffer.area.width {
