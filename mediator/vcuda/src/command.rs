@@ -10,7 +10,7 @@ pub(crate) const MAX_COMMAND_BYTES: usize = 256;
 /// Maximum size of a response in bytes. The response to [`Command::DisplayInfo`] has this size.
 #[cfg(any(test, feature = "fuzz"))]
 pub const MAX_ANSWER_BYTES: usize = 24 + DISPLAYS_BYTES;
-/// Maximum number of submission bytes that the device reads.
+/// Maximum size of a submission in bytes. A larger submission is malformed.
 const MAX_SUBMIT_BYTES: usize = 64;
 /// Size of the descriptions of 16 displays, in bytes.
 const DISPLAYS_BYTES: usize = 16 * 24;
@@ -203,7 +203,7 @@ pub enum Submission {
     Doorbell,
     /// Waits until the word at `offset` of blob `blob` has reached `value`.
     Wait {
-        /// Blob ID, chosen by the program.
+        /// Blob number, chosen by the program.
         blob: u32,
         /// Offset of a 64-bit word in the blob, in bytes.
         offset: u64,

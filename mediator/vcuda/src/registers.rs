@@ -134,7 +134,7 @@ impl Default for Registers {
 }
 
 impl Registers {
-    /// Reads registers. Bytes outside of registers read as zeros.
+    /// Reads registers. Bytes outside of registers read as zeros. Reading the interrupt status clears it.
     pub(crate) fn read(&mut self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         if COMMON.contains(&offset) {
@@ -275,7 +275,7 @@ impl Registers {
         !self.is_resetting && self.status & (needed | status::NEEDS_RESET) == needed
     }
 
-    /// Returns the setup of the control queue, if the queue is enabled.
+    /// Returns the setup of the control queue, if the queue is enabled and the device is live.
     pub(crate) fn control_queue(&self) -> Option<Setup> {
         let [control, _] = &self.queues;
         (control.enabled && self.is_live()).then_some(control.setup)
@@ -295,7 +295,7 @@ impl Registers {
         (self.config_vector != NO_VECTOR).then_some(self.config_vector)
     }
 
-    /// Marks the device as being reset, at the request of the bus or the client.
+    /// Clears all registers, and marks the device as being reset until [`Self::reset`].
     pub(crate) fn begin_reset(&mut self) {
         *self = Self { is_resetting: true, status: status::NEEDS_RESET, ..Self::default() };
     }
@@ -305,7 +305,7 @@ impl Registers {
         self.is_resetting
     }
 
-    /// Completes a reset. The MSI-X table is kept, because it belongs to the bus.
+    /// Completes a reset. Keeps the MSI-X table, which may have been written during the reset.
     pub(crate) fn reset(&mut self) {
         *self = Self { table: self.table, ..Self::default() };
     }
