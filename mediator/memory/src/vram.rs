@@ -271,7 +271,7 @@ impl CardVram {
         rest.is_empty().then_some(())
     }
 
-    /// Zeroes `len` bytes at `address`, which must be within one chunk, without moving the chunk.
+    /// Zeroes `len` bytes at `address`, which must be within one chunk. Does nothing if the chunk has no memory.
     ///
     /// # Errors
     /// Returns an error if the card does not respond.

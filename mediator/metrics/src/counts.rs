@@ -76,7 +76,7 @@ pub(super) const VM: [Metric<Vm, String>; 10] = [
     }),
 ];
 
-/// Returns the samples of all counts with this unit.
+/// Returns the samples of the counts with this unit: the gauges if `gauge` is true, or all others.
 fn of(counts: &BTreeMap<String, u64>, wanted: Unit, gauge: bool) -> Vec<(String, String)> {
     let counts = counts.iter().filter(|(name, _)| unit(name) == wanted && GAUGES.contains(&name.as_str()) == gauge);
     let shown = |value: u64| if wanted == Unit::Seconds { Seconds(value).to_string() } else { value.to_string() };

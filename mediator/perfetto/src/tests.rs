@@ -37,7 +37,7 @@ fn checked(trace: &Value) -> BTreeMap<String, Vec<Value>> {
             "X" => {
                 let dur = event["dur"].as_f64().unwrap();
                 assert!(dur.is_finite() && dur > 0.0, "{event}");
-                // Intervals in a row must not overlap.
+                // Intervals on the same row must not overlap.
                 let end = rows.entry((pid, tid)).or_default();
                 assert!(ts >= *end - 1e-6, "overlaps: {event}");
                 *end = ts + dur;

@@ -1,5 +1,5 @@
-//! Configured cards: software cards in this process, and PCI functions behind VFIO. All other crates of the mediator
-//! are independent of the kind of card.
+//! Configured cards: software cards in this process, and PCI functions behind VFIO. The crates that share a card among
+//! VMs do not depend on its kind.
 //!
 //! [`Physical`] is a card. [`GoingCard`] is a card to be handed over to another daemon. It is first halted
 //! ([`HaltedCard`]) and then saved ([`WrittenCard`]).

@@ -100,7 +100,8 @@ pub struct Candidate<'a> {
 type Key = (u64, u64, u64);
 
 impl Candidate<'_> {
-    /// Returns the memory that tenants see, in permille of the card's memory. Overcommitment is possible.
+    /// Returns the memory that tenants see, in permille of the card's memory. Exceeds 1000 if the memory is
+    /// overcommitted.
     fn load(&self) -> u64 {
         self.seen_mib.saturating_mul(1000) / self.total_mib.max(1)
     }
