@@ -9,8 +9,8 @@
 //!    [`Sender::await_ready`]).
 //! 4. The sender transfers ownership to the receiver ([`Sender::let_go`], [`Receiver::wait`]).
 //!
-//! Before step 4, the sender can always resume: if the receiver rejects the package, cannot read the state, does not
-//! respond in time, or exits. Neither process trusts received data: sizes are bounded, and contents are validated.
+//! Before step 4, the sender can always resume, even if the receiver rejects the package, cannot read the state, does
+//! not respond in time, or exits. Neither process trusts received data: sizes are bounded, and contents are validated.
 //!
 //! The crate defines the daemon's own part of the state ([`Roster`]). It neither interprets the package nor starts
 //! processes.

@@ -42,7 +42,7 @@ pub struct Listening {
 }
 
 /// Path of a socket that the daemon created. Dropping this value removes the path, unless the service manager has
-/// stored the socket.
+/// stored the socket or another process owns the path.
 #[derive(Debug)]
 pub struct SocketPath {
     path: PathBuf,
