@@ -347,7 +347,8 @@ impl Daemon {
     /// Adds a virtual machine. Its socket exists when this function returns.
     ///
     /// # Errors
-    /// Returns an error if the virtual machine cannot be added; in this case, no part of it remains.
+    /// Returns an error if the virtual machine cannot be added; in this case, no part of it remains. Also returns an
+    /// error if the change cannot be saved.
     pub fn add(&self, spec: VmSpec) -> Result<api::Vm, DaemonError> {
         self.add_if(spec, None)
     }

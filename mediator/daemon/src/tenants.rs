@@ -282,7 +282,8 @@ impl Daemon {
     /// Adds a tenant if the revision is still `expected`. Its socket exists when this function returns.
     ///
     /// # Errors
-    /// Returns an error if the tenant cannot be added; in this case, no part of it remains.
+    /// Returns an error if the tenant cannot be added; in this case, no part of it remains. Also returns an error if
+    /// the change cannot be saved.
     pub(crate) fn add_tenant_if(&self, spec: TenantSpec, expected: Option<&str>) -> Result<api::Tenant, DaemonError> {
         let name = spec.name.clone();
         self.put_tenant(spec, expected, Arrival::New)?;
