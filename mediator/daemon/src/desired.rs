@@ -98,8 +98,8 @@ impl Daemon {
     /// only reports the steps.
     ///
     /// # Errors
-    /// Returns an error if part of `desired` is rejected; in this case, nothing is changed. If a step fails, the error
-    /// lists the completed steps.
+    /// Returns an error if a revision differs, or if part of `desired` is rejected; in these cases, nothing is changed.
+    /// If a step fails, the error lists the completed steps. Also returns an error if the changes cannot be saved.
     pub fn apply(
         &self,
         desired: &Desired,

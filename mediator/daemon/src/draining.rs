@@ -112,7 +112,8 @@ impl Daemon {
     ///
     /// # Errors
     /// Returns an error if the revision differs, if the virtual machine or the card is not suitable, or if the move
-    /// fails; the virtual machine then continues on its current card.
+    /// fails; the virtual machine then continues on its current card. Also returns an error if the change cannot be
+    /// saved.
     pub(crate) fn move_if(&self, name: &str, card: Option<&str>, expected: Option<&str>) -> Result<Moved, DaemonError> {
         self.move_for(name, card, expected, "requested by an operator")
     }

@@ -416,8 +416,9 @@ impl Daemon {
     /// Changes a tenant's settings on its cards. Keys that the patch omits keep their values.
     ///
     /// # Errors
-    /// Returns an error if the tenant does not exist, if the revision is not `expected`, if its card's owner does not
-    /// respond, or if a setting is invalid. In these cases, nothing changes.
+    /// Returns an error if the tenant does not exist, if the revision is not `expected`, or if a setting is invalid; in
+    /// these cases, nothing changes. Also returns an error if its card's owner does not respond, or if the change
+    /// cannot be saved.
     pub(crate) fn set_tenant_if(
         &self,
         name: &str,

@@ -349,7 +349,7 @@ impl<M: Machine> Driver<M> {
     }
 
     /// Waits until a channel's ring has a free entry, and reserves it. Meanwhile, handles interrupts, including those
-    /// for errors that stop the channel.
+    /// for errors that stop the channel. After [`FULL_RING_TIMEOUT`], assumes that the whole ring is free.
     fn take_room(&mut self, channel: &mut Channel) {
         let began = Instant::now();
         while channel.free == 0 {

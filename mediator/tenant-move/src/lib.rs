@@ -346,7 +346,7 @@ impl Plan<'_> {
         }
     }
 
-    /// Repeats an attempt while no owner responds.
+    /// Repeats an attempt while an owner does not respond, for at most [`UNDO_TIMEOUT`].
     fn retry(&self, mut attempt: impl FnMut() -> Result<(), Trouble>) -> Result<(), Trouble> {
         let begin = Instant::now();
         loop {
@@ -357,7 +357,7 @@ impl Plan<'_> {
         }
     }
 
-    /// Reverts a step.
+    /// Reverts a step. Logs an error if this fails.
     fn undo(&self, what: &str, attempt: impl FnMut() -> Result<(), Trouble>) {
         if let Err(error) = self.retry(attempt) {
             tracing::error!(tenant = self.here.name, what, %error, "a step of a failed move could not be undone");

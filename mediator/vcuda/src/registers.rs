@@ -281,7 +281,7 @@ impl Registers {
         (control.enabled && self.is_live()).then_some(control.setup)
     }
 
-    /// Records an interrupt of the control queue, and returns its vector.
+    /// Records an interrupt of the control queue, and returns its MSI-X vector, if the queue has one.
     pub(crate) fn interrupt(&mut self) -> Option<u16> {
         self.isr |= 1;
         let [control, _] = &self.queues;
