@@ -363,8 +363,9 @@ impl Daemon {
     /// socket, and frees its memory.
     ///
     /// # Errors
-    /// Returns an error if the tenant does not exist, if its card's owner does not respond, or if its programs do not
-    /// exit. In the last case, the tenant is removed nevertheless.
+    /// Returns an error if the tenant does not exist, if the revision differs, if its card's owner does not respond, if
+    /// the change cannot be saved, or if its programs do not exit. In the last two cases, the tenant is removed
+    /// nevertheless.
     pub(crate) fn remove_tenant_if(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
         let done = self.take_tenant(name, expected);
         if matches!(done, Ok(()) | Err(DaemonError::Lingering { .. })) {

@@ -302,7 +302,8 @@ impl CardVram {
         }
     }
 
-    /// Records that the chunk at `address` is in use. The record has at most one entry per guest chunk.
+    /// Records that the chunk at `address` is in use, if the victim policy depends on this. The record has at most one
+    /// entry per guest chunk.
     fn touch(&mut self, vm: TenantId, address: GuestVramAddr) {
         if self.watches {
             self.touched.insert((vm, address.0 / self.chunks.chunk_bytes()));

@@ -304,7 +304,7 @@ impl Command {
     }
 }
 
-/// Returns a name from the guest, with `?` in place of unprintable characters.
+/// Returns the first `len` bytes of a name from the guest, up to a NUL byte, with `?` in place of unprintable bytes.
 fn printable(name: &[u8], len: u32) -> String {
     let len = usize::try_from(len).unwrap_or(usize::MAX).min(name.len());
     let name = name.iter().take(len).take_while(|&&byte| byte != 0);

@@ -179,7 +179,8 @@ impl Registers {
         }
     }
 
-    /// Writes a register. Writes to other offsets have no effect.
+    /// Writes a register. Writes to other offsets, and writes to the common configuration during a reset, have no
+    /// effect.
     pub(crate) fn write(&mut self, offset: u64, data: &[u8]) -> Effect {
         if NOTIFY.contains(&offset) {
             let is_control = offset < NOTIFY.start.wrapping_add(NOTIFY_MULTIPLIER.into());
