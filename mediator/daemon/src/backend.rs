@@ -38,7 +38,7 @@ pub trait VmBackend: Send + Sync {
     /// Returns the status. Any thread may call this function, so it must not wait for a guest.
     fn status(&self) -> BackendStatus;
 
-    /// Returns the virtual machine's ID in the card's scheduler, or `None` if the guest drives the card directly.
+    /// Returns the virtual machine's ID in the card's scheduler, or `None` if the mediator does not schedule its work.
     fn scheduled_as(&self) -> Option<TenantId> {
         None
     }
@@ -61,7 +61,7 @@ pub trait VmBackend: Send + Sync {
         Ok(())
     }
 
-    /// Calls `act` with the virtual machine's lock held.
+    /// Calls `act` with the virtual machine's lock held, if it has one.
     #[cfg(test)]
     fn while_locked(&self, act: &mut (dyn FnMut() + Send)) {
         act();
@@ -122,12 +122,12 @@ pub(crate) struct CardStatus {
     pub uuid: Option<String>,
     /// Number of restarts of the card's owner; only for a CUDA card.
     pub owner_restarts: Option<u64>,
-    /// Sizes of BAR1 and BAR3 in MiB, if they differ from the configuration.
+    /// Sizes of the card's BAR1 and BAR3 in MiB, if known.
     pub apertures_mib: Option<[u64; 2]>,
     /// Number of channels available to virtual machines.
     pub channels: u32,
-    /// VRAM that is not assigned to a VM, in MiB; `None` unless the mediator owns the card. The configuration may limit
-    /// VMs to less VRAM.
+    /// VRAM that is neither used nor guaranteed, in MiB; `None` if unknown, for example because the mediator does not
+    /// own the card. The configuration may limit VMs to less VRAM.
     pub vram_free_mib: Option<u64>,
     /// VRAM that backs virtual machines' memory, in MiB. Memory that a guest has never used is not backed.
     pub vram_placed_mib: u64,

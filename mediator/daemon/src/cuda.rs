@@ -78,7 +78,7 @@ impl CudaCard {
     /// Starts the owner of a card.
     ///
     /// # Errors
-    /// Returns an error if the program or the card does not exist.
+    /// Returns an error if the owner does not start, or if the driver does not open the card.
     pub fn open(spec: &CardSpec, config: &Config, events: &Arc<Log>) -> Result<Self, BackendError> {
         let settings = settings(spec, &config.cards, &config.daemon.socket_dir);
         let (status_cell, stop) = (Arc::new(StatusCell::new(&spec.name)), Arc::default());
@@ -178,7 +178,8 @@ impl Change<'_> {
     /// Sends the owner a request, and waits for the response. `of` names the request's object in errors.
     ///
     /// # Errors
-    /// Returns an error if the owner rejects the request or does not respond; in both cases, nothing changes.
+    /// Returns an error if the owner rejects the request, in which case nothing changes, or if the owner does not
+    /// respond.
     pub fn ask(&self, of: &str, request: Request) -> Result<Answer, DaemonError> {
         let name = &self.card.spec.name;
         let gone = |why: String| DaemonError::Owner(format!("card `{name}` has no owner: {why}"));

@@ -79,7 +79,8 @@ impl Daemon {
         }
     }
 
-    /// Returns the differences from `desired`. With `exact`, also returns objects that are not in `desired`.
+    /// Returns the differences from `desired`. With `exact`, also returns virtual machines and tenants that are not in
+    /// `desired`.
     ///
     /// # Errors
     /// Returns an error if `desired` has invalid keys or values.
@@ -97,8 +98,8 @@ impl Daemon {
     /// only reports the steps.
     ///
     /// # Errors
-    /// Returns an error if part of `desired` is rejected; in this case, nothing is changed. If a step fails, the error
-    /// lists the completed steps.
+    /// Returns an error if a revision differs, or if part of `desired` is rejected; in these cases, nothing is changed.
+    /// If a step fails, the error lists the completed steps. Also returns an error if the changes cannot be saved.
     pub fn apply(
         &self,
         desired: &Desired,
@@ -146,7 +147,8 @@ impl Daemon {
     }
 
     /// Returns the steps that lead to `desired`, with obstacles for invalid keys and values. Does not check whether the
-    /// steps are possible. With `all`, also removes objects that are not in `desired`.
+    /// steps are possible. With `all`, includes steps that remove the virtual machines and tenants that are not in
+    /// `desired`.
     fn plan(&self, state: &State, desired: &Desired, all: bool) -> Plan {
         let mut plan = Plan::default();
         if let Some(patch) = &desired.daemon {
@@ -379,7 +381,8 @@ impl Daemon {
 }
 
 impl Daemon {
-    /// Applies the changes in a card's step. If the step drains the card, the card keeps its tenants.
+    /// Applies the changes in a card's step. If the step drains the card, the card keeps its virtual machines and
+    /// tenants.
     fn change_card(&self, step: &Step) -> Result<(), DaemonError> {
         let [scheduler, memory] = ["scheduler", "memory"].map(|table| within(step, table));
         if let Some(drained) = drained_by(step) {

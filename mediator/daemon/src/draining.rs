@@ -12,7 +12,7 @@ use events::NewEvent;
 /// Reason why a virtual machine or tenant is placed on a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arrival {
-    /// The configuration file names the card. A drained card may still accept it.
+    /// The configuration file names the card. A drained card still accepts the virtual machine or tenant.
     Configured,
     /// An operator is adding the virtual machine or tenant.
     New,
@@ -111,8 +111,9 @@ impl Daemon {
     /// Moves a virtual machine to `card`, or to a card that the daemon chooses, if the revision is still `expected`.
     ///
     /// # Errors
-    /// Returns an error if the virtual machine or the card is not suitable; the virtual machine then continues on its
-    /// current card.
+    /// Returns an error if the revision differs, if the virtual machine or the card is not suitable, or if the move
+    /// fails; the virtual machine then continues on its current card. Also returns an error if the change cannot be
+    /// saved.
     pub(crate) fn move_if(&self, name: &str, card: Option<&str>, expected: Option<&str>) -> Result<Moved, DaemonError> {
         self.move_for(name, card, expected, "requested by an operator")
     }

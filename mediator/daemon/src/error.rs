@@ -166,12 +166,12 @@ pub enum DaemonError {
         /// Reason for the failure.
         why: String,
     },
-    /// No card is available for a virtual machine.
+    /// A virtual machine cannot move to any other card.
     #[error("VM `{vm}` cannot move to another card: {why}")]
     Immovable {
         /// Name of the virtual machine.
         vm: String,
-        /// Reason why no card is available.
+        /// Reason why the move is impossible.
         why: String,
     },
     /// Another operator has changed settings in the meantime.

@@ -305,7 +305,8 @@ impl Daemon {
     /// Saves overrides to the file. Called after each change.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be written. The change takes effect nevertheless.
+    /// Returns an error if the file cannot be written, or if the daemon is shutting down. The change takes effect
+    /// nevertheless.
     fn keep(&self) -> Result<(), DaemonError> {
         let mut override_store = self.override_store.lock();
         if self.state.lock().closing {
@@ -347,7 +348,8 @@ impl Daemon {
     /// Adds a virtual machine. Its socket exists when this function returns.
     ///
     /// # Errors
-    /// Returns an error if the virtual machine cannot be added; in this case, no part of it remains.
+    /// Returns an error if the virtual machine cannot be added; in this case, no part of it remains. Also returns an
+    /// error if the change cannot be saved.
     pub fn add(&self, spec: VmSpec) -> Result<api::Vm, DaemonError> {
         self.add_if(spec, None)
     }
@@ -464,7 +466,8 @@ impl Daemon {
     /// Removes a virtual machine: disconnects its VMM, removes the socket, and frees its memory and channels.
     ///
     /// # Errors
-    /// Returns an error if the virtual machine does not exist, or if it is already being removed.
+    /// Returns an error if the virtual machine does not exist, is being created, or is already being removed, or if the
+    /// change cannot be saved.
     pub fn remove(&self, name: &str) -> Result<(), DaemonError> {
         self.remove_if(name, None)
     }

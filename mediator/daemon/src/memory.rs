@@ -23,7 +23,8 @@ impl Daemon {
     /// Returns a card's memory usage.
     ///
     /// # Errors
-    /// Returns an error if the card does not exist, or if it is passed through.
+    /// Returns an error if the card does not exist or is passed through, or if the owner of a CUDA card does not
+    /// respond.
     pub fn memory(&self, card: &str) -> Result<api::CardMemory, DaemonError> {
         let known = self.known(card)?;
         if let Some(cuda) = known.cuda.as_deref() {
@@ -71,7 +72,8 @@ impl Daemon {
     ///
     /// # Errors
     /// Returns an error, and changes nothing, if the card does not exist or is passed through, if the revision differs,
-    /// or if a setting is invalid.
+    /// if a setting is invalid, or if the owner of a CUDA card rejects the change. Also returns an error if this owner
+    /// does not respond, or if the change cannot be saved.
     pub(crate) fn set_memory_if(
         &self,
         card: &str,
@@ -149,11 +151,11 @@ impl Daemon {
         Ok(())
     }
 
-    /// Returns a virtual machine's memory settings.
+    /// Returns the memory settings of a virtual machine, or of a tenant of a CUDA card.
     ///
     /// # Errors
-    /// Returns an error if the virtual machine does not exist, is being created or removed, or uses its card in
-    /// passthrough.
+    /// Returns an error if neither has this name, or if the virtual machine is being created or removed, or uses its
+    /// card in passthrough.
     pub fn vm_memory(&self, name: &str) -> Result<api::VmMemorySettings, DaemonError> {
         if self.is_tenant(name) {
             return self.tenant_spec(name).map(|tenant| tenant.memory);
@@ -161,11 +163,13 @@ impl Daemon {
         self.with_scheduled(&mut self.state.lock(), name, |spec, _, _| Ok(spec.memory.clone()))
     }
 
-    /// Changes a virtual machine's memory settings. Keys that `patch` omits keep their values.
+    /// Changes the memory settings of a virtual machine, or of a tenant of a CUDA card. Keys that `patch` omits keep
+    /// their values.
     ///
     /// # Errors
     /// Returns the same errors as [`Self::vm_memory`], and an error if the revision is not `expected`, or if a setting
-    /// is invalid or cannot be guaranteed. In these cases, nothing changes.
+    /// is invalid or cannot be guaranteed; in these cases, nothing changes. Also returns an error if the change cannot
+    /// be saved.
     pub(crate) fn set_vm_memory_if(
         &self,
         name: &str,
@@ -184,7 +188,7 @@ impl Daemon {
         Ok(memory)
     }
 
-    /// Changes a virtual machine's memory settings. The caller must hold `tuning`.
+    /// Changes a mediated virtual machine's memory settings, without saving the change. The caller must hold `tuning`.
     ///
     /// The daemon's state is unlocked while memory moves for the change. The checks are then repeated. If one fails,
     /// the virtual machine's previous settings are restored.
@@ -281,7 +285,8 @@ impl Daemon {
     /// Moves a virtual machine's memory to host memory, or back to the card. Returns when the move is complete.
     ///
     /// # Errors
-    /// Returns the same errors as [`Self::vm_memory`], and an error if the range is outside the guest's VRAM.
+    /// Returns the same errors as [`Self::vm_memory`], and an error for a tenant of a CUDA card, or if the range is
+    /// outside the guest's VRAM.
     pub(crate) fn move_vm_memory(
         &self,
         name: &str,
@@ -318,7 +323,8 @@ impl Daemon {
     /// [stopped](AccessRecord::end) or dropped.
     ///
     /// # Errors
-    /// Returns the same errors as [`Self::vm_memory`], and an error if accesses are already being counted.
+    /// Returns the same errors as [`Self::vm_memory`], and an error for a tenant of a CUDA card, or if accesses are
+    /// already being counted.
     pub(crate) fn record_vm_accesses(&self, name: &str) -> Result<AccessRecord, DaemonError> {
         let (host, vm) = self.with_scheduled(&mut self.state.lock(), name, |_, card, vm| Ok((mediated(card)?, vm)))?;
         if !host.lock().start_accesses(vm) {
@@ -330,8 +336,8 @@ impl Daemon {
     /// Applies hints about ranges of a guest's VRAM.
     ///
     /// # Errors
-    /// Returns the same errors as [`Self::vm_memory`], and an error if a range is outside the guest's VRAM, or if the
-    /// pinned memory exceeds the guarantee.
+    /// Returns the same errors as [`Self::vm_memory`], and an error for a tenant of a CUDA card, if a range is outside
+    /// the guest's VRAM, or if the pinned memory exceeds the guarantee.
     pub(crate) fn hint_vm_memory(&self, name: &str, hints: &api::Hints) -> Result<(), DaemonError> {
         // The hints must not change while the state is being handed over to another daemon.
         let _settings = self.tuning.lock();

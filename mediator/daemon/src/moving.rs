@@ -2,7 +2,7 @@
 //!
 //! While the guest runs, the virtual machine is created on the other card, and its memory is evicted from the current
 //! card. Then the VMM waits: `vgpu` copies the guest's state, and the connection continues with the device on the other
-//! card. If an earlier step fails, the virtual machine resumes on its current card.
+//! card. If any step before that fails, the virtual machine resumes on its current card.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -39,8 +39,8 @@ impl Daemon {
     /// Live-migrates a virtual machine to another card if the revision of the settings is still `expected`.
     ///
     /// # Errors
-    /// Returns an error, and leaves the virtual machine on its current card, if the virtual machine or the card is not
-    /// suitable.
+    /// Returns an error, and leaves the virtual machine on its current card, if the revision differs, if the virtual
+    /// machine or the card is not suitable, or if the move fails.
     pub fn move_vm(&self, name: &str, card: &str, expected: Option<&str>) -> Result<api::Moved, DaemonError> {
         self.move_if(name, Some(card), expected)
     }

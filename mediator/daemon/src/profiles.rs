@@ -57,7 +57,7 @@ impl Daemon {
         all.find(|profile| profile.spec.name == name).ok_or_else(|| DaemonError::NoProfile(name.to_owned()))
     }
 
-    /// Returns the number of a profile's users on a card, and the number of further users that fit.
+    /// Returns the names of a profile's users on a card, and the number of further users that fit.
     fn capacity(
         &self,
         profile: &ProfileSpec,

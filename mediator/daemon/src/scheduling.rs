@@ -37,7 +37,8 @@ impl Daemon {
     /// rounded up to whole history intervals.
     ///
     /// # Errors
-    /// Returns an error if the card does not exist or is passed through, or if the window is out of range.
+    /// Returns an error if the card does not exist or is passed through, if the window is out of range, or if the owner
+    /// of a CUDA card does not respond.
     pub fn scheduler(&self, card: &str, window_ms: u64) -> Result<api::CardScheduler, DaemonError> {
         let window_ms = within("window_ms", window_ms)?;
         // Exclude the current interval, which is incomplete.
@@ -70,8 +71,9 @@ impl Daemon {
     /// continues.
     ///
     /// # Errors
-    /// Returns an error, and changes nothing, if the card does not exist or is passed through, or if a setting is
-    /// invalid.
+    /// Returns an error, and changes nothing, if the card does not exist or is passed through, if a setting is invalid,
+    /// or if the owner of a CUDA card rejects the change. Also returns an error if this owner does not respond, or if
+    /// the change cannot be saved.
     pub fn set_scheduler(&self, card: &str, patch: &Map<String, Value>) -> Result<api::CardScheduler, DaemonError> {
         self.set_scheduler_if(card, patch, None)
     }
@@ -121,10 +123,11 @@ impl Daemon {
         Ok(())
     }
 
-    /// Returns the time that a card's virtual machines used in the last `since_ms` milliseconds.
+    /// Returns the card time that virtual machines and tenants used in the last `since_ms` milliseconds.
     ///
     /// # Errors
-    /// Returns an error if the card does not exist or is passed through, or if `since_ms` is out of range.
+    /// Returns an error if the card does not exist or is passed through, if `since_ms` is out of range, or if the owner
+    /// of a CUDA card does not respond.
     pub(crate) fn scheduler_history(&self, card: &str, since_ms: u64) -> Result<api::SchedulerHistory, DaemonError> {
         let since_ms = within("since_ms", since_ms)?;
         let CardTime { view, names, .. } = self.card_time(card, since_ms * MS)?;
@@ -135,7 +138,8 @@ impl Daemon {
     /// [stopped](SchedulerRecord::end) or dropped, or reaches its maximum size.
     ///
     /// # Errors
-    /// Returns an error if the card does not exist, is passed through or unused, or is already being recorded.
+    /// Returns an error if the card does not exist, is passed through or unused, or is already being recorded, or if
+    /// the owner of a CUDA card does not respond.
     pub(crate) fn record_scheduler(self: &Arc<Self>, card: &str) -> Result<SchedulerRecord, DaemonError> {
         if let Some(cuda) = self.known(card)?.cuda.as_deref() {
             match cuda.change()?.ask(&format!("card `{card}`"), Request::Record(CUDA_RECORD_BYTES)) {
@@ -152,11 +156,11 @@ impl Daemon {
         Ok(SchedulerRecord { daemon: Arc::clone(self), card: card.to_owned(), over: false })
     }
 
-    /// Returns a virtual machine's scheduling settings.
+    /// Returns the scheduling settings of a virtual machine, or of a tenant of a CUDA card.
     ///
     /// # Errors
-    /// Returns an error if the virtual machine does not exist, is being created or removed, or has a passed-through
-    /// card.
+    /// Returns an error if neither has this name, or if the virtual machine is being created or removed, or has a
+    /// passed-through card.
     pub fn vm_time(&self, name: &str) -> Result<api::VmTime, DaemonError> {
         if self.is_tenant(name) {
             return self.tenant_spec(name).map(|tenant| tenant.time.params(None).into());
@@ -164,10 +168,12 @@ impl Daemon {
         self.with_scheduled(&mut self.state.lock(), name, |spec, _, _| Ok(spec.time_share().into()))
     }
 
-    /// Changes a virtual machine's scheduling settings. Keys that `patch` omits keep their values.
+    /// Changes the scheduling settings of a virtual machine, or of a tenant of a CUDA card. Keys that `patch` omits
+    /// keep their values.
     ///
     /// # Errors
-    /// Returns the errors of [`Self::vm_time`], or an error if a setting is invalid. In these cases, nothing changes.
+    /// Returns the errors of [`Self::vm_time`], or an error if a setting is invalid; in these cases, nothing changes.
+    /// Also returns an error if the change cannot be saved.
     #[cfg(test)]
     pub(crate) fn set_vm_time(&self, name: &str, patch: &Map<String, Value>) -> Result<api::VmTime, DaemonError> {
         self.set_vm_time_if(name, patch, None)
@@ -195,7 +201,8 @@ impl Daemon {
         Ok(time)
     }
 
-    /// Changes a virtual machine's scheduling settings. The caller must hold `tuning`.
+    /// Changes a mediated virtual machine's scheduling settings, without saving the change. The caller must hold
+    /// `tuning`.
     pub(super) fn tune_vm(
         &self,
         name: &str,
@@ -220,7 +227,7 @@ impl Daemon {
         Ok(time)
     }
 
-    /// Releases a virtual machine from quarantine, and clears its strikes.
+    /// Releases a virtual machine, or a tenant of a CUDA card, from quarantine, and clears its strikes.
     ///
     /// # Errors
     /// Returns the same errors as [`Self::vm_time`].

@@ -282,7 +282,8 @@ impl Daemon {
     /// Adds a tenant if the revision is still `expected`. Its socket exists when this function returns.
     ///
     /// # Errors
-    /// Returns an error if the tenant cannot be added; in this case, no part of it remains.
+    /// Returns an error if the tenant cannot be added; in this case, no part of it remains. Also returns an error if
+    /// the change cannot be saved.
     pub(crate) fn add_tenant_if(&self, spec: TenantSpec, expected: Option<&str>) -> Result<api::Tenant, DaemonError> {
         let name = spec.name.clone();
         self.put_tenant(spec, expected, Arrival::New)?;
@@ -362,8 +363,9 @@ impl Daemon {
     /// socket, and frees its memory.
     ///
     /// # Errors
-    /// Returns an error if the tenant does not exist, if its card's owner does not respond, or if its programs do not
-    /// exit. In the last case, the tenant is removed nevertheless.
+    /// Returns an error if the tenant does not exist, if the revision differs, if its card's owner does not respond, if
+    /// the change cannot be saved, or if its programs do not exit. In the last two cases, the tenant is removed
+    /// nevertheless.
     pub(crate) fn remove_tenant_if(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
         let done = self.take_tenant(name, expected);
         if matches!(done, Ok(()) | Err(DaemonError::Lingering { .. })) {
@@ -415,8 +417,9 @@ impl Daemon {
     /// Changes a tenant's settings on its cards. Keys that the patch omits keep their values.
     ///
     /// # Errors
-    /// Returns an error if the tenant does not exist, if the revision is not `expected`, if its card's owner does not
-    /// respond, or if a setting is invalid. In these cases, nothing changes.
+    /// Returns an error if the tenant does not exist, if the revision is not `expected`, or if a setting is invalid; in
+    /// these cases, nothing changes. Also returns an error if its card's owner does not respond, or if the change
+    /// cannot be saved.
     pub(crate) fn set_tenant_if(
         &self,
         name: &str,

@@ -31,8 +31,8 @@ use handover::{CudaPart, Roster};
 /// Timeout for the next program to introduce itself and read its configuration. No VM waits during this time.
 // TIMEOUT: a busy host starts a program within seconds.
 const MEET_LIMIT: Duration = Duration::from_secs(20);
-/// Timeout for the next daemon to rebuild the state while virtual machines wait. When it expires, the upgrade is
-/// cancelled.
+/// Time limit from the suspension of the virtual machines until the next daemon has rebuilt the state. When it expires,
+/// the upgrade is cancelled.
 // TIMEOUT: QEMU aborts a request without a response after 5 s.
 const PAUSE_LIMIT: Duration = Duration::from_secs(4);
 /// Timeout for a channel to leave its engine. When it expires, the channel is considered hung.
@@ -69,7 +69,7 @@ pub(crate) struct UpgradeChain {
     pub program: PathBuf,
     /// Path of the configuration file.
     pub config: PathBuf,
-    /// Admin socket and read-only socket, if this daemon serves them.
+    /// Admin socket and read-only socket with their names in the store, if this daemon created them.
     pub admin: Vec<(&'static str, UnixListener)>,
 }
 

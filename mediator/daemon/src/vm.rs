@@ -51,7 +51,7 @@ pub(super) struct Running {
 /// A virtual machine whose thread is suspended until it resumes or is handed over. Its client receives no messages.
 pub(super) struct Rest {
     work: Work,
-    /// Suspended clients.
+    /// The suspended client.
     pub parked: SuspendedClient,
 }
 

@@ -114,7 +114,7 @@ fn client_with_invalid_state_gets_failed_device_until_reset() {
     let endless = std::iter::repeat_with(|| client.migration_write(&vec![0x5a; 60_000])).take(200);
     assert!(endless.filter(Result::is_err).count() >= 199);
     client.reset().unwrap();
-    // An incomplete state does not affect other VMs, and the device continues to work.
+    // The unmodified state is still accepted, and the device continues to work.
     client.set_device_state(STATE_RESUMING).unwrap();
     state.chunks(777).for_each(|part| client.migration_write(part).unwrap());
     client.set_device_state(STATE_RUNNING).unwrap();
@@ -129,7 +129,7 @@ fn client_with_invalid_state_gets_failed_device_until_reset() {
     drop(daemon);
 }
 
-/// Sends a request, and reads only the response header.
+/// Sends a request without reading the response.
 fn ask(place: &Place, head: &str) -> UnixStream {
     let mut stream = UnixStream::connect(place.path("admin.sock")).unwrap();
     stream.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();

@@ -99,7 +99,7 @@ fn damaged_state_prevents_start_until_ignored() {
 fn unwritable_state_folder_is_reported_as_applied_but_unsaved() {
     let place = Place::with_state(CARD);
     let running = place.start(&mut place.daemon());
-    // Renaming a file to the path of a directory fails, even for root.
+    // Opening a directory for writing fails, even for root.
     fs::create_dir(place.path("kept/state.json.new")).unwrap();
     let output = place.ctl(&["vm", "add", "a", "--card", "card0", "--vram-mib", "16"]);
     let error = String::from_utf8(output.stderr).unwrap();
@@ -218,7 +218,8 @@ fn clients_connecting_during_restart_are_served_by_next_daemon() {
     }
 }
 
-/// Kills the daemon while a VMM's writes are queued on the connection. Returns the error of the VMM's next read.
+/// Kills the daemon while a VMM's writes are queued on the connection. Returns the error of the VMM's next read. `kept`
+/// is true if the store keeps the connection.
 fn read_after_kill(manager: &Manager<'_>, daemon: Service, kept: bool) -> ClientError {
     let mut vmm = Client::connect(&manager.place.path("web.sock")).unwrap();
     vmm.set_timeout(Some(WAIT_TIMEOUT)).unwrap();

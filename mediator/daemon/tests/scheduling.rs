@@ -236,7 +236,7 @@ fn a_record_of_a_run_is_replayed_to_the_same_decisions() {
         uses.map(|one| one["share_percent"].as_f64().unwrap()).sum()
     };
     assert!((share("compute") - 100.0).abs() < 1e-6 && (share("copy0") - 100.0).abs() < 1e-6, "{told}");
-    // Insert a decision that the scheduler would not make.
+    // Remove the decisions of one entry, which the replayed scheduler makes again.
     let (at, line) = text.lines().enumerate().skip(1).find(|(_, line)| line.contains("\"start\"")).unwrap();
     let cut = &line[..line.find(",\"decisions\"").unwrap()];
     fs::write(&file, text.replacen(line, &format!("{cut}}}"), 1)).unwrap();

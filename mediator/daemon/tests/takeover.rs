@@ -203,7 +203,7 @@ fn vmm_with_unmappable_memory_is_dropped_and_others_upgrade() {
     end(&next);
 }
 
-/// Stops a daemon that has taken over.
+/// Kills a daemon that has taken over.
 fn end(info: &serde_json::Value) {
     let number = i32::try_from(info["pid"].as_i64().unwrap()).unwrap();
     let _ended = kill_process(Pid::from_raw(number).unwrap(), Signal::KILL);

@@ -239,7 +239,7 @@ impl Sight {
     fn wait(&self, now: Duration) -> Option<Wait> {
         let reason = match self.state {
             WorkState::Idle | WorkState::Working => return None,
-            // While this tenant waits for a slice, other tenants gain and lose slices.
+            // Ignore the holder of the slice, which changes while this tenant waits.
             WorkState::Waiting => self.wait_reason.clone().map(|reason| match reason.kind {
                 WaitKind::Slice => WaitKind::Slice.into(),
                 _ => reason,

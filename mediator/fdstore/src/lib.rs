@@ -120,7 +120,7 @@ impl InStore {
 
 impl Keeper for InStore {
     fn keep(&self, connection: BorrowedFd<'_>) {
-        // Wait until two messages are permitted, because a VMM may reconnect repeatedly.
+        // Wait until the two messages that `store` sends are permitted, because a VMM may reconnect repeatedly.
         self.pace.wait();
         self.pace.wait();
         store(&self.connection(), connection);

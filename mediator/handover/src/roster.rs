@@ -35,7 +35,7 @@ pub struct RosterCudaCard {
     pub uuid: String,
     /// Saved state of the owner, as JSON.
     pub owner: String,
-    /// File with the functions and clients of the VMs.
+    /// File with the CUDA functions and the clients of the VMs.
     pub file: Vec<u8>,
     /// VMs of the card.
     pub vms: Vec<RosterVm>,

@@ -112,10 +112,10 @@ fn collect(fds: impl Iterator<Item = (OwnedFd, String)>) -> Result<Activated, Ac
 }
 
 impl Activated {
-    /// Checks that each descriptor is a listening UNIX stream socket.
+    /// Checks that all unit sockets and stored sockets are listening UNIX stream sockets.
     ///
     /// # Errors
-    /// Returns an error with the name of the first descriptor that is not.
+    /// Returns an error with the name of the first socket that is not.
     pub fn check(&self) -> Result<(), ActivationError> {
         let mut all = self.listeners.iter().chain(&self.stored);
         let other =

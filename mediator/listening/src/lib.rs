@@ -42,7 +42,7 @@ pub struct Listening {
 }
 
 /// Path of a socket that the daemon created. Dropping this value removes the path, unless the service manager has
-/// stored the socket.
+/// stored the socket or another process owns the path.
 #[derive(Debug)]
 pub struct SocketPath {
     path: PathBuf,
@@ -94,8 +94,9 @@ pub struct Sockets {
 }
 
 impl Sockets {
-    /// Creates the sources from the service manager's sockets, and from its store if it has one. Closes connections of
-    /// VMMs that an earlier run served and this run does not serve, so that these VMMs notice even if this run fails.
+    /// Creates the sources from the service manager's sockets, and from its store if it has one. Dropping this value
+    /// closes the connections that an earlier run served and this run has not claimed, so that their VMMs notice even
+    /// if this run fails.
     #[must_use]
     pub fn new(activated: Activated) -> Self {
         Self { ours: Arc::new(AtomicBool::new(true)), store: Store::found(false), ..Self::handed(activated) }

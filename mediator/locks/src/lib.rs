@@ -1,6 +1,6 @@
 //! The mediator's locks. Each lock has a rank, which is its position in the lock order ([`rank`]). Debug builds panic
-//! if a lock is acquired out of order, or if a thread that holds a VM's or a card's lock waits. The hold times of these
-//! two kinds of locks are always measured ([`holds`]).
+//! if a lock is acquired out of order, or if a thread waits while it holds a lock whose holder must not wait, such as a
+//! VM's or a card's lock. The hold times of VMs' and cards' locks are always measured ([`holds`]).
 //!
 //! The underlying locks are those of `parking_lot` or, in tests, those of a checker that controls thread scheduling
 //! (`checked`, with the feature `checked`).

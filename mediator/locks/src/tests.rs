@@ -18,7 +18,7 @@ fn a_lock_out_of_order_panics_before_it_is_waited_for() {
         message(|| drop(vm.lock())),
         "lock order: Vm is taken while Card is held; see the order in `locks::rank`"
     );
-    // Acquiring two different locks of the same rank also counts as a deadlock.
+    // Acquiring two different locks of the same rank also violates the order.
     let other = Mutex::<Card, _>::new(3);
     assert!(message(|| drop(other.lock())).starts_with("lock order: Card is taken while Card"));
     drop(held);

@@ -143,7 +143,7 @@ struct Books {
     buckets: HashMap<(Identifier, Whose), Bucket>,
     /// Names of the spans' virtual machines.
     names: HashMap<Id, String>,
-    /// Number of unreported events that were suppressed because no bucket was available.
+    /// Number of unreported suppressed events that have no bucket, or whose bucket was removed.
     unknown: u64,
     /// Time of the last sweep for unneeded buckets. Sweeps are slow.
     swept: Option<Instant>,

@@ -36,7 +36,7 @@ impl Records {
         !self.0.is_empty()
     }
 
-    /// Counts a submission that refers to memory in a chunk.
+    /// Counts a submission that refers to memory in a chunk, if the VM's submissions are being counted.
     pub(crate) fn named(&mut self, vm: TenantId, index: u64) {
         let record = self.0.get_mut(&vm).filter(|record| record.counted == Counted::Submissions);
         let count = record.and_then(|record| record.counts.get_mut(usize::try_from(index).ok()?));

@@ -307,8 +307,8 @@ impl Memory {
         let counts = wanted.then(|| vram.memory.card().access_counts(true)).flatten();
         let Bus { since, copied } = std::mem::take(&mut divider.bus);
         let Some(counts) = counts else {
-            // The card's counts are unavailable or not needed, so use the memory to which work refers. This may be long
-            // before the work executes, so start recording as soon as any chunk is in host memory.
+            // The card's counts are unavailable or not needed, so use the memory to which work refers. Work can be
+            // recorded long before it executes, so start recording as soon as any chunk is in host memory.
             let watches = divider.machine.residency.quanta().watches() && vram.chunks.summary().host.used != 0;
             let named = std::mem::replace(&mut vram.over_bus, watches.then_some(0));
             return (None, Traffic::Bytes(named.unwrap_or(0)));

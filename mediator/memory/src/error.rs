@@ -46,7 +46,7 @@ pub enum ManagerError {
          `mediatorctl memory set-ram`, give the VM less RAM, or lend only what the guest uses for the card (an IOMMU in the VM)"
     )]
     RamQuota {
-        /// Number of bytes that exceed the quota.
+        /// Size in bytes of the region that does not fit into the quota.
         len: u64,
         /// Quota in bytes.
         quota: u64,

@@ -288,7 +288,7 @@ mod tests {
         let left = space.set_share(TenantId(5), share(1000, 1000));
         space.set_share(TenantId(4), share(900, 900)).unwrap_err();
         assert_eq!(space.set_share(TenantId(5), share(1000, 1000)), left);
-        // Setting a guarantee either succeeds, or fails and leaves the old one valid.
+        // Setting a guarantee either succeeds, or fails and keeps the old guarantee.
         space.set_share(TenantId(2), share(600, 600)).unwrap();
         let most = space.set_share(TenantId(1), share(512, 512)).unwrap_err();
         assert!(most < 300 << 30, "{most:#x}");

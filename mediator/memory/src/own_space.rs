@@ -72,8 +72,8 @@ impl OwnSpace {
         self.directory
     }
 
-    /// Maps a page of a channel's work area or images, given its index after [`HOST_VA_BASE`], its address, and its
-    /// access rights.
+    /// Maps `page`, which belongs to a channel's work area or images, at the virtual page `index` pages after
+    /// [`HOST_VA_BASE`].
     ///
     /// # Errors
     /// Returns an error if the card does not respond.

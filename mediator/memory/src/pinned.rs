@@ -42,7 +42,7 @@ pub struct PinnedPool {
     file: Option<Arc<File>>,
     /// Slots that currently use another card's memory, with their own memory.
     borrowed: BTreeMap<usize, DmaMemory>,
-    /// Set once another process has taken over the memory and its mappings for the card.
+    /// Set while another process owns the memory and its mappings for the card.
     handed: bool,
 }
 

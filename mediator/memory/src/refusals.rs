@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use vram::{Limit, TenantId};
 
-/// Number of chunks whose first memory request was denied, by VM and limit.
+/// Number of denied memory requests, by VM and limit. Repeated requests for the same chunk count once.
 #[derive(Clone, Debug, Default)]
 pub struct Refusals {
     counts: BTreeMap<TenantId, BTreeMap<&'static str, u64>>,

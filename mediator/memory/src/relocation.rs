@@ -12,8 +12,8 @@ pub const LEAVE_LIMIT: Duration = Duration::from_nanos(2 * channels::HANG_LIMIT_
 /// Additional time limit after the VM's engines were reset.
 // TIMEOUT: an engine is idle after a reset, and only the mover waits.
 pub const RESET_LIMIT: Duration = Duration::from_secs(1);
-/// Maximum total size of the chunks that are remapped while later chunks are copied, in bytes. A larger chunk is
-/// remapped alone.
+/// Maximum total size of the chunks that are remapped together while later chunks are copied, in bytes. A larger chunk
+/// is remapped alone.
 const BATCH_BYTES: u64 = 8 << 20;
 
 /// A VM's chunk that is moving.

@@ -3,8 +3,8 @@
 //!
 //! A segment's memory belongs to the mediator, and is allocated from a pool of the VM that created the segment, so that
 //! an operator can limit it per VM. The memory is zeroed before it is first mapped, and stays on the card. It is freed
-//! when no address space has attached the segment and no key refers to it. This module controls access, and `vgpu::pv`
-//! records the address spaces that map a segment, and the addresses in them.
+//! when the segment was removed and no address space maps it. This module controls access, and `vgpu::pv` records the
+//! address spaces that map a segment, and the addresses in them.
 
 mod saved;
 

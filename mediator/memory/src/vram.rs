@@ -271,7 +271,7 @@ impl CardVram {
         rest.is_empty().then_some(())
     }
 
-    /// Zeroes `len` bytes at `address`, which must be within one chunk, without moving the chunk.
+    /// Zeroes `len` bytes at `address`, which must be within one chunk. Does nothing if the chunk has no memory.
     ///
     /// # Errors
     /// Returns an error if the card does not respond.
@@ -302,7 +302,8 @@ impl CardVram {
         }
     }
 
-    /// Records that the chunk at `address` is in use. The record has at most one entry per guest chunk.
+    /// Records that the chunk at `address` is in use, if the victim policy depends on this. The record has at most one
+    /// entry per guest chunk.
     fn touch(&mut self, vm: TenantId, address: GuestVramAddr) {
         if self.watches {
             self.touched.insert((vm, address.0 / self.chunks.chunk_bytes()));

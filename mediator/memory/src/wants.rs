@@ -84,7 +84,7 @@ impl Wants {
         }
     }
 
-    /// Records whether the VM's work waits for card memory.
+    /// Records whether the VM's work waits for card memory. If not, also ends the wait of the VM's page tables.
     pub fn set_waits(&mut self, vm: TenantId, waits: bool) {
         if waits {
             self.waiting.insert(vm);

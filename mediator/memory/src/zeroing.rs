@@ -89,7 +89,8 @@ impl CardVram {
     }
 
     /// Claims dirty chunks for the engines to zero in one request: the maximum number per request if `all` is true,
-    /// otherwise only those needed to restore the number of zeroed chunks. The previous request must be complete.
+    /// otherwise only those needed to restore the number of zeroed chunks. If the previous request is not complete,
+    /// returns its chunks instead.
     #[must_use]
     pub fn take_for_engines(&mut self, all: bool) -> Vec<ScrubWork> {
         let chunks = |bytes: u64| u32::try_from(bytes / self.chunks.chunk_bytes()).unwrap_or(u32::MAX);

@@ -155,7 +155,7 @@ fn kill_during_state_write_leaves_old_or_new_state() {
         let renamed = matches!(end, Step::SyncFolder | Step::Done);
         let expected: &[u8] = if renamed { b"the new state, which is longer" } else { b"the old state" };
         assert_eq!(store.read().unwrap().as_deref(), Some(expected), "{end:?}");
-        // The next store ignores leftover files.
+        // The next write replaces a leftover file.
         drop(store);
         let store = Store::open(folder.path()).unwrap();
         store.write(b"short").unwrap();

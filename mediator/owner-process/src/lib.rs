@@ -69,7 +69,7 @@ const CARD_LOST: &str =
 
 /// A command to the thread of a [`Supervisor`].
 pub enum Command {
-    /// Sends a request to the owner. The error is the reason why no owner is running.
+    /// Sends a request to the owner. The error is the reason why the owner has not responded.
     Ask(Box<Request>, Sender<Result<Answer, String>>),
     /// Hands the owner over to another daemon. No message is sent to the owner until the handover has succeeded or
     /// failed.
@@ -98,7 +98,7 @@ pub struct Supervisor {
     process: Option<Process>,
     /// Set if the process runs an earlier version that does not support tenants with several cards.
     lacks_gangs: bool,
-    /// NVLink connections that the first process reported.
+    /// NVLink connections that the last started process reported.
     links: BTreeMap<String, u32>,
     /// A killed process, which must exit before the next one is started.
     dying: Option<Handle>,

@@ -44,7 +44,7 @@ pub fn with_page(api: Router) -> Router {
     }))
 }
 
-/// Rejects requests whose `Host` is a name other than `localhost`; see the crate documentation.
+/// Rejects requests whose `Host` is neither an IP address nor `localhost`; see the crate documentation.
 pub fn guard(router: Router) -> Router {
     router.layer(from_fn(async |request: Request, next: Next| {
         let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());

@@ -459,7 +459,7 @@ impl Drop for PassthroughDevice {
         self.clean();
         self.quiet_interrupts();
         self.stop.store(true, Ordering::Release);
-        // The write fails only if the counter would overflow, and the relay also wakes up in that case.
+        // The write does not fail, because the counter is far from its maximum.
         let _ = self.event.write(1);
         if self.relay.lock().take().is_some_and(|relay| relay.join().is_err()) {
             tracing::error!("the thread that relays the card's interrupts panicked");

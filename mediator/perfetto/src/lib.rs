@@ -45,7 +45,7 @@ struct Timeline<'a> {
     open: BTreeMap<Ticket, Open>,
     events: Vec<Value>,
     seen: BTreeSet<TenantId>,
-    /// Phases of a CUDA card's tenants, in order.
+    /// Phases of a CUDA card's tenants, in the order in which the submissions ended.
     phases: BTreeMap<TenantId, Vec<Phase>>,
     /// Intervals in which work ran on the card.
     busy: Vec<(Nanos, Nanos)>,

@@ -60,7 +60,8 @@ impl Links {
             for (peer, uuid, _) in &reports {
                 if let Some(&count) = peers.get(*uuid).filter(|&&count| count > 0 && name != peer) {
                     let of_pair = links.entry(pair(name, peer)).or_insert(0);
-                    // If the cards disagree, the lower number is the one that both can use.
+                    // If the cards report different numbers of connections, only the lower number is certain to connect
+                    // both.
                     *of_pair = if *of_pair == 0 { count } else { count.min(*of_pair) };
                 }
             }
@@ -100,7 +101,8 @@ pub struct Candidate<'a> {
 type Key = (u64, u64, u64);
 
 impl Candidate<'_> {
-    /// Returns the memory that tenants see, in permille of the card's memory. Overcommitment is possible.
+    /// Returns the memory that tenants see, in permille of the card's memory. Exceeds 1000 if the memory is
+    /// overcommitted.
     fn load(&self) -> u64 {
         self.seen_mib.saturating_mul(1000) / self.total_mib.max(1)
     }
@@ -128,7 +130,7 @@ pub fn choose(policy: Placement, candidates: &[Candidate<'_>], count: usize, lin
         return None;
     }
     let mut order: Vec<usize> = (0..candidates.len()).collect();
-    // The sort is stable, so the first one of equal cards is the best.
+    // The sort is stable, so the first one of equal cards is preferred.
     order.sort_by_key(|&at| candidates[at].key(policy));
     order.truncate(MAX_CANDIDATES);
     let ranks = ranks(&order, candidates, policy);

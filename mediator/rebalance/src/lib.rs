@@ -141,15 +141,15 @@ impl Rebalancer {
         Some(Advice { vm: vm.name.clone(), to: emptiest.name.clone(), why })
     }
 
-    /// Suspends moves of a VM for a while after an attempted move.
+    /// Suspends moves of a VM for the configured rest time after an attempted move.
     pub fn rests(&mut self, vm: String, now: Duration) {
         self.moved.insert(vm, now);
     }
 }
 
-/// Moves VMs off a card with `move_off`, one after the other. While other VMs move, retries the VMs whose errors
-/// `is_retried` accepts, because an affinity rule may permit another card after a move. Returns the results of the
-/// moves, and the remaining VMs with their errors, sorted by name.
+/// Moves VMs off a card with `move_off`, one after the other. After each pass in which a VM has moved, retries the VMs
+/// whose errors `is_retried` accepts, because an affinity rule may permit another card after a move. Returns the
+/// results of the moves, and the remaining VMs with their errors, sorted by name.
 pub fn emptied<T, E>(
     mut vms: Vec<String>,
     mut move_off: impl FnMut(&str) -> Result<Option<T>, E>,

@@ -5,7 +5,7 @@ use simgpu::SimGpu;
 use std::sync::Arc;
 use vmm_sys_util::eventfd::EventFd;
 
-/// Overrides the behaviour of a card. The default methods call the card.
+/// Overrides the behaviour of a card. The default methods for accesses call the card.
 pub trait Alter: Send + Sync + 'static {
     /// Reads a register of BAR0.
     fn read32(&self, card: &SimGpu, offset: u32) -> u32 {

@@ -77,7 +77,7 @@ pub struct Channel {
     put: u32,
     /// Number of ring entries known to be free.
     free: u32,
-    /// Number of the push buffer half that receives new segments, which increases with each switch.
+    /// Number of the push buffer half that receives new segments: 0 or 1.
     half: u64,
     halves: [u32; 2],
     /// Number of submissions so far, which is also the fence value once all of them have completed.
@@ -115,7 +115,7 @@ pub struct Driver<M = Guest> {
     pub apertures: [Space; 2],
     list: u64,
     listed: Vec<u8>,
-    /// Faults handled so far, in order.
+    /// Handled faults, oldest first, excluding those that [`Self::wait_fault`] has returned.
     pub faults: Vec<Fault>,
 }
 
@@ -242,7 +242,7 @@ impl<M: Machine> Driver<M> {
         self.flush();
     }
 
-    /// Maps pages in an address space that is not in use yet, so no flush is needed.
+    /// Maps pages without flushing the TLBs, for an address space that is not in use yet.
     fn entries(&mut self, space: Space, va: u64, at: At, pages: u64) {
         for page in 0..pages {
             let (address, high) = match at {
@@ -349,7 +349,7 @@ impl<M: Machine> Driver<M> {
     }
 
     /// Waits until a channel's ring has a free entry, and reserves it. Meanwhile, handles interrupts, including those
-    /// for errors that stop the channel.
+    /// for errors that stop the channel. After [`FULL_RING_TIMEOUT`], assumes that the whole ring is free.
     fn take_room(&mut self, channel: &mut Channel) {
         let began = Instant::now();
         while channel.free == 0 {
@@ -464,7 +464,7 @@ impl<M: Machine> Driver<M> {
         None
     }
 
-    /// Waits for an MMU fault interrupt. Returns the fault.
+    /// Removes and returns the oldest fault in [`Self::faults`]. Waits for an interrupt if there is none.
     pub fn wait_fault(&mut self) -> Fault {
         while self.faults.is_empty() {
             assert!(self.guest.wait_msi(), "the device is gone");

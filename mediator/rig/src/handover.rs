@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use vgpu::{MediatedDevice, MediatedVm, SavedSide};
 use vram::TenantId;
 
-/// Owner ID of the card's parts.
+/// Owner number of the card's parts.
 const CARD: u32 = 0;
 /// Interval between attempts to quiesce the card's parts.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);

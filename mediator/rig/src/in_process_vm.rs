@@ -111,7 +111,7 @@ pub fn account(rig: &Rig, vm: u32) -> Result<VmSummary> {
 /// Waits until all work submitted on a channel has completed.
 ///
 /// # Errors
-/// Returns an error if the GPU faults.
+/// Returns an error if the GPU faults or the device is gone.
 pub fn wait<M: Machine>(driver: &mut Driver<M>, channel: &Channel) -> Result<()> {
     while !driver.is_done(channel) {
         ensure!(driver.faults.is_empty(), "the GPU reports faults: {:x?}", driver.faults);

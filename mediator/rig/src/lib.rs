@@ -228,7 +228,7 @@ impl Guest {
         self.backend.cpu_write(nvspec::addr::GuestVramAddr(at), data).expect("the address is in the VM's VRAM");
     }
 
-    /// Like [`Self::vram_write`], but returns false if the memory is not present.
+    /// Like [`Self::vram_write`], but returns false if the write fails, for example because no memory is free.
     pub fn vram_try_write(&self, at: u64, data: &[u8]) -> bool {
         self.backend.cpu_write(nvspec::addr::GuestVramAddr(at), data).is_ok()
     }

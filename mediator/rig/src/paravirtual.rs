@@ -45,7 +45,7 @@ impl Interface {
         Self::status(machine) == status::READY
     }
 
-    /// Writes the queue's location without enabling the queue.
+    /// Writes the accepted features, and the queue's size and location, without enabling the queue.
     pub fn describe(machine: &mut impl Machine, base: u64, features: u32) {
         let features = features & machine.rd(OFFSET + register::FEATURES);
         machine.wr(OFFSET + register::FEATURES, features);

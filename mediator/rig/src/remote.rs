@@ -99,7 +99,7 @@ impl RemoteGuest {
         self.ask(Client::reset);
     }
 
-    /// Withdraws all lent memory and closes the connection.
+    /// Disables MSI, withdraws all lent memory, and closes the connection.
     pub fn leave(self) {
         self.ask(|client| client.disable_irqs(MSI));
         self.ask(Client::dma_unmap_all);
@@ -110,7 +110,7 @@ impl RemoteGuest {
     /// Returns the size of the state in bytes.
     ///
     /// # Errors
-    /// Returns an error if one of the servers rejects a request. This device is then stopped, and the other device is
+    /// Returns an error if one of the servers rejects a request. This device may then be stopped. The other device is
     /// reset.
     pub fn migrate_to(&mut self, socket: &Path) -> Result<usize, ClientError> {
         let mut there = Client::connect(socket)?;
@@ -213,12 +213,12 @@ impl Machine for RemoteGuest {
             assert_eq!(rustix::io::read(&self.msi, &mut count), Ok(count.len()));
             return true;
         }
-        // No request is outstanding, so the error means that the connection has been closed.
+        // No request is outstanding, so an event on the stream means that the connection has been closed.
         *place = None;
         false
     }
 
-    /// Writes in one message, like a VMM that combines posted writes.
+    /// Writes guest VRAM through PRAMIN in one message, like a VMM that combines posted writes.
     fn poke(&mut self, at: u64, value: u32) {
         let (window, offset) = window(at);
         let (window, value) = (window.to_le_bytes(), value.to_le_bytes());
@@ -229,7 +229,7 @@ impl Machine for RemoteGuest {
 }
 
 /// Returns the PRAMIN window base for a VRAM address, and the resulting offset in BAR0. The window is far larger than a
-/// message.
+/// message, so no access crosses its end.
 fn window(at: u64) -> (u32, u64) {
     ((at >> 16) as u32, u64::from(pramin::BASE) + (at & 0xffff))
 }

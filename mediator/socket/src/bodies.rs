@@ -1,5 +1,5 @@
-//! Streamed bodies. Only a few chunks are in flight. A stalled client is disconnected, because other clients wait for a
-//! connection.
+//! Streamed bodies. Only a few chunks are in flight. A stalled client is disconnected, because other clients may wait
+//! for a connection.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use http_body_util::BodyExt;
 use tokio::sync::mpsc::{self, Receiver, Sender, error::TrySendError};
 use tokio_stream::wrappers::ReceiverStream;
 
-/// Maximum number of chunks in flight. A chunk contains 256 KiB, or the bytes that the client sent in one write.
+/// Maximum number of chunks in flight. A chunk is at most 256 KiB of a response, or one frame of a request's body.
 const MAX_PIECES_IN_FLIGHT: usize = 4;
 /// Maximum time without a byte from or to the client.
 // TIMEOUT: a disk may have to spin up.
@@ -63,7 +63,7 @@ impl Given {
 }
 
 /// Spawns `work`, which sends the chunks of a response body from a thread that may block. Returns this body once its
-/// first chunk exists, or the result of `work` if it ends without sending a chunk.
+/// first chunk exists, or the result of `work` if it fails or ends before its first chunk.
 pub async fn given<T, W: Future<Output = T> + Send + 'static>(work: impl FnOnce(Given) -> W) -> Result<Body, Option<T>>
 where
     T: Send + 'static,

@@ -116,7 +116,7 @@ pub fn fuzz(data: &[u8]) {
     }
 }
 
-/// Exercises a chunk table, and removes all of its entries.
+/// Exercises a chunk table, removes all of its VMs, and scrubs their chunks.
 fn use_chunks(mut table: ChunkTable) {
     let _ = (table.summary(), table.for_vms(), table.kept_for_mediator());
     let _ = table.create_vm(TenantId(77), VRAM, vram::Limits::default());

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use cuda_control::{Answer, ArrivalTimes, Card, Request, Tenant};
 
-/// Interval between progress queries to an owner. Programs are paused during this time.
+/// Interval between progress queries to an owner. Programs may be paused during this time.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Time limit for programs of a card's previous owner to reconnect.
 // TIMEOUT: an owner waits 2 s for them.
@@ -104,7 +104,8 @@ pub struct Phases {
 }
 
 impl Phases {
-    /// Adds the times of the programs that have arrived. `pause` is the whole pause.
+    /// Sets the phases of the pause to the times of the program that took longest to arrive. `pause` is the whole
+    /// pause.
     fn arrived(&mut self, times: &[ArrivalTimes], pause: Duration) {
         let us = Duration::from_micros;
         let Some(longest) = times.iter().max_by_key(|times| times.arrive_us) else { return };
@@ -191,7 +192,7 @@ impl Plan<'_> {
     }
 
     /// Checks that the tenant's programs can move, and that both cards have enough space for its memory. Returns the
-    /// size of this memory.
+    /// size of this memory in bytes.
     fn room(&self) -> Result<u64, Trouble> {
         let there = view(self.to)?;
         let may_move = self.check_programs(&there.uuid)?;
@@ -267,7 +268,7 @@ impl Plan<'_> {
         }
     }
 
-    /// Removes the tenant from an owner, which disconnects or kills its programs.
+    /// Removes the tenant from an owner, which disconnects its programs, or kills them if `kills` is true.
     fn remove(&self, owner: &dyn Owner, kills: bool) -> Result<(), Trouble> {
         let begin = Instant::now();
         loop {
@@ -345,7 +346,7 @@ impl Plan<'_> {
         }
     }
 
-    /// Repeats an attempt while no owner responds.
+    /// Repeats an attempt while an owner does not respond, for at most [`UNDO_TIMEOUT`].
     fn retry(&self, mut attempt: impl FnMut() -> Result<(), Trouble>) -> Result<(), Trouble> {
         let begin = Instant::now();
         loop {
@@ -356,7 +357,7 @@ impl Plan<'_> {
         }
     }
 
-    /// Reverts a step.
+    /// Reverts a step. Logs an error if this fails.
     fn undo(&self, what: &str, attempt: impl FnMut() -> Result<(), Trouble>) {
         if let Err(error) = self.retry(attempt) {
             tracing::error!(tenant = self.here.name, what, %error, "a step of a failed move could not be undone");

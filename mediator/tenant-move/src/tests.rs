@@ -11,7 +11,7 @@ struct Fake<'a> {
     name: &'static str,
     /// Log of requests to both owners.
     log: &'a RefCell<Vec<String>>,
-    /// Number of requests until one fails, and the kind of failure.
+    /// Number of requests before the one that fails, and true if it fails with [`Trouble::Absent`].
     fails_in: &'a Cell<Option<(u32, bool)>>,
     tenant: Cell<Option<bool>>,
     has_left: Cell<bool>,

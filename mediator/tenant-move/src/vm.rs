@@ -53,7 +53,7 @@ pub fn carry_vm(
 
 impl Plan<'_> {
     /// Checks that the other card has enough space for the VM's memory. Returns the size of this memory, and the amount
-    /// of the card's host memory that is left for a copy, in bytes.
+    /// of the other card's host memory that is left for a copy, in bytes.
     fn copies(&self) -> Result<(u64, u64), Trouble> {
         let (here, there) = (view(self.from)?, view(self.to)?);
         let (placed, in_host) = self.chunks(&here);

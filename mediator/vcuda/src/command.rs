@@ -10,7 +10,7 @@ pub(crate) const MAX_COMMAND_BYTES: usize = 256;
 /// Maximum size of a response in bytes. The response to [`Command::DisplayInfo`] has this size.
 #[cfg(any(test, feature = "fuzz"))]
 pub const MAX_ANSWER_BYTES: usize = 24 + DISPLAYS_BYTES;
-/// Maximum number of submission bytes that the device reads.
+/// Maximum size of a submission in bytes. A larger submission is malformed.
 const MAX_SUBMIT_BYTES: usize = 64;
 /// Size of the descriptions of 16 displays, in bytes.
 const DISPLAYS_BYTES: usize = 16 * 24;
@@ -203,7 +203,7 @@ pub enum Submission {
     Doorbell,
     /// Waits until the word at `offset` of blob `blob` has reached `value`.
     Wait {
-        /// Blob ID, chosen by the program.
+        /// Blob number, chosen by the program.
         blob: u32,
         /// Offset of a 64-bit word in the blob, in bytes.
         offset: u64,
@@ -304,7 +304,7 @@ impl Command {
     }
 }
 
-/// Returns a name from the guest, with `?` in place of unprintable characters.
+/// Returns the first `len` bytes of a name from the guest, up to a NUL byte, with `?` in place of unprintable bytes.
 fn printable(name: &[u8], len: u32) -> String {
     let len = usize::try_from(len).unwrap_or(usize::MAX).min(name.len());
     let name = name.iter().take(len).take_while(|&&byte| byte != 0);

@@ -3,7 +3,7 @@
 //!
 //! One worker serves one context. The worker is started when the context's first blob is mapped, so a program that only
 //! probes the device costs nothing. A blob owns its range of the window from its mapping until the worker has
-//! unregistered the blob. The range is zeroed at both times.
+//! unregistered the blob. The range is zeroed at the mapping and after the unregistration.
 
 use std::collections::BTreeMap;
 
@@ -461,8 +461,8 @@ impl Core {
         }
     }
 
-    /// Responds to the waits of a worker's context whose words have reached their values. Must be called after words
-    /// have changed.
+    /// Responds to the completed waits of a worker's context: those whose word has reached the awaited value. Must be
+    /// called after words have changed.
     pub fn check(&mut self, worker: WorkerId, words: &dyn Words) {
         let context = self.workers.get(&worker).and_then(|worker| self.contexts.get_mut(&worker.context?));
         if let Some(context) = context {

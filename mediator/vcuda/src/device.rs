@@ -61,7 +61,8 @@ pub struct CudaDevice {
 }
 
 impl CudaDevice {
-    /// Creates the function of the VM `name` behind `link`. `launcher` starts the workers for the VM's programs.
+    /// Creates and starts the function of the VM `name` behind `link`. `launcher` starts the workers for the VM's
+    /// programs.
     ///
     /// # Errors
     /// Returns an error if the window size is invalid, or the host cannot provide memory, a descriptor or a thread.
@@ -124,8 +125,8 @@ impl CudaDevice {
         Ok((device, function))
     }
 
-    /// Takes over the state of another process, so that the executor continues with it. `journal` is a journal that
-    /// already contains this state.
+    /// Takes over the state of another process, so that the executor continues with it. `journal` is the journal that
+    /// already contains this state, if any.
     fn adopt(
         &mut self,
         contents: Contents,
@@ -259,7 +260,8 @@ impl Device for CudaDevice {
     }
 
     fn dma_unmap(&mut self, _gpa: u64, _size: u64) {
-        // The executor holds this lock while it uses guest memory through a snapshot taken under the lock.
+        // Wait until the executor no longer uses the memory: it holds this lock while it uses a snapshot of the memory
+        // map.
         drop(self.shared.state.lock());
     }
 

@@ -166,7 +166,7 @@ impl Executor {
         self
     }
 
-    /// Kills all workers, and waits for them to exit.
+    /// Kills all workers, and waits at most [`KILLED`] for them to exit.
     fn end(&mut self) {
         self.fail_move("its VM ends");
         self.core.reset();

@@ -65,8 +65,8 @@ impl ExecutorThread {
         Ok(())
     }
 
-    /// Stops the executor's thread without affecting its workers. Returns false if the thread does not stop by `until`.
-    /// In this case, the thread continues.
+    /// Stops the executor's thread without affecting its workers. Returns false if the executor is gone, or if the
+    /// thread does not stop by `until`. In the latter case, the thread continues.
     fn suspend(&self, until: Instant) -> bool {
         self.shared.set_stop(stop::SUSPEND);
         loop {
@@ -111,7 +111,7 @@ impl ExecutorThread {
         }
     }
 
-    /// Stops the executor and kills its workers, unless they belong to another daemon.
+    /// Stops the executor. Kills its workers if its thread is running; otherwise, they may belong to another daemon.
     pub(crate) fn end(&self) {
         self.shared.set_stop(stop::END);
         let thread = std::mem::take(&mut *self.thread.lock());

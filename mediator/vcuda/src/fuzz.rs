@@ -114,7 +114,8 @@ impl Words for Changing {
     }
 }
 
-/// Interprets arbitrary bytes as a guest's commands and as steps. Neither may panic or use unbounded memory.
+/// Interprets the first half of arbitrary bytes as a guest's commands, and the second half as steps. Neither may panic
+/// or use unbounded memory.
 pub fn run(input: &[u8]) {
     let mut core = Core::new(Limits { window_bytes: 1 << 20, workers: 4 });
     let words = Changing(Cell::new(0));

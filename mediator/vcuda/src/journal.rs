@@ -43,7 +43,7 @@ const SLOT_BYTES: u64 = 256;
 const STRUCTURE_BYTES: u64 = 2 << 20;
 const STRUCTURE_AT: u64 = SLOTS_AT + MAX_OUTSTANDING as u64 * SLOT_BYTES;
 const FILE_BYTES: u64 = STRUCTURE_AT + 2 * STRUCTURE_BYTES;
-/// Owner of the part in a copy of the structure.
+/// Owner number of the only part in a copy of the structure.
 const FUNCTION: u32 = 0;
 
 /// Byte offsets of the words at the start of the file.
@@ -277,10 +277,10 @@ impl Journal {
         })
     }
 
-    /// Removes all commands.
+    /// Removes all commands, and resets the command counts.
     pub(crate) fn clear(&self) {
         for head in 0..MAX_OUTSTANDING as u64 {
-            // Writing to a slot that was never used would allocate memory for it.
+            // Skip slots that are not in use.
             let state = SLOTS_AT.saturating_add(head.saturating_mul(SLOT_BYTES));
             if self.load(state) != 0 {
                 self.store(state, 0);
@@ -302,7 +302,7 @@ impl Journal {
     /// Reads the journal.
     ///
     /// # Errors
-    /// Returns an error if the journal is empty or was written by another version.
+    /// Returns an error if the journal is empty or its state is invalid.
     pub(crate) fn contents(&self) -> Result<Contents, Invalid> {
         let nothing = || Invalid::new("the journal of the CUDA function is empty");
         let bytes = self.valid(word::REGISTERS, REGISTERS_AT, REGISTERS_BYTES).ok_or_else(nothing)?;

@@ -66,7 +66,7 @@ pub(crate) struct ControlQueue {
 
 impl ControlQueue {
     /// Creates the queue that the guest has set up, positioned after the commands in `progress`. Returns `None` if the
-    /// setup does not refer to guest memory.
+    /// setup is invalid or does not refer to guest memory.
     pub(crate) fn new(setup: Setup, progress: Progress, memory: &MemoryTable) -> Option<Self> {
         let [most, _] = QUEUE_SIZES;
         let mut queue = Queue::new(most).ok()?;

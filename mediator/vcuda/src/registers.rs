@@ -134,7 +134,7 @@ impl Default for Registers {
 }
 
 impl Registers {
-    /// Reads registers. Bytes outside of registers read as zeros.
+    /// Reads registers. Bytes outside of registers read as zeros. Reading the interrupt status clears it.
     pub(crate) fn read(&mut self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         if COMMON.contains(&offset) {
@@ -179,7 +179,8 @@ impl Registers {
         }
     }
 
-    /// Writes a register. Writes to other offsets have no effect.
+    /// Writes a register. Writes to other offsets, and writes to the common configuration during a reset, have no
+    /// effect.
     pub(crate) fn write(&mut self, offset: u64, data: &[u8]) -> Effect {
         if NOTIFY.contains(&offset) {
             let is_control = offset < NOTIFY.start.wrapping_add(NOTIFY_MULTIPLIER.into());
@@ -275,13 +276,13 @@ impl Registers {
         !self.is_resetting && self.status & (needed | status::NEEDS_RESET) == needed
     }
 
-    /// Returns the setup of the control queue, if the queue is enabled.
+    /// Returns the setup of the control queue, if the queue is enabled and the device is live.
     pub(crate) fn control_queue(&self) -> Option<Setup> {
         let [control, _] = &self.queues;
         (control.enabled && self.is_live()).then_some(control.setup)
     }
 
-    /// Records an interrupt of the control queue, and returns its vector.
+    /// Records an interrupt of the control queue, and returns its MSI-X vector, if the queue has one.
     pub(crate) fn interrupt(&mut self) -> Option<u16> {
         self.isr |= 1;
         let [control, _] = &self.queues;
@@ -295,7 +296,7 @@ impl Registers {
         (self.config_vector != NO_VECTOR).then_some(self.config_vector)
     }
 
-    /// Marks the device as being reset, at the request of the bus or the client.
+    /// Clears all registers, and marks the device as being reset until [`Self::reset`].
     pub(crate) fn begin_reset(&mut self) {
         *self = Self { is_resetting: true, status: status::NEEDS_RESET, ..Self::default() };
     }
@@ -305,7 +306,7 @@ impl Registers {
         self.is_resetting
     }
 
-    /// Completes a reset. The MSI-X table is kept, because it belongs to the bus.
+    /// Completes a reset. Keeps the MSI-X table, which may have been written during the reset.
     pub(crate) fn reset(&mut self) {
         *self = Self { table: self.table, ..Self::default() };
     }

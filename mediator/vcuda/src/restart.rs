@@ -29,7 +29,7 @@ pub(crate) struct RestartRequest {
     pub(crate) begin: Instant,
     /// Deadline for the results. Until then, the restarts prevent a handover.
     pub(crate) until: Instant,
-    /// Channel on which the executor reports the number of restarts that it has begun.
+    /// Channel on which the executor reports the number of results that it will send.
     pub(crate) counts: Sender<usize>,
     pub(crate) results: Sender<Restart>,
 }

@@ -41,7 +41,8 @@ pub struct Users {
     taken: Option<Arc<[AtomicBool]>>,
 }
 
-/// User ID of a VM's workers. Dropping this value makes the user ID available to other VMs.
+/// User ID of a VM's workers. Dropping this value makes the user ID available to other VMs, unless [`Self::keep`] was
+/// called.
 #[derive(Debug)]
 pub struct User {
     number: u32,

@@ -65,7 +65,7 @@ impl Window {
         self.zero(Range { offset: 0, size: self.bytes })
     }
 
-    /// Stores a 64-bit word. Does nothing if the word is outside the window.
+    /// Stores a 64-bit word. Logs an error if the word is outside the window.
     pub(crate) fn store(&self, offset: u64, value: u64) {
         if let Ok(offset) = usize::try_from(offset) {
             let stored = self.region.as_volatile_slice().store(value.to_le(), offset, Ordering::Release);

@@ -124,8 +124,8 @@ impl Launcher for ProgramLauncher {
 
     fn adopt(&mut self, id: ProcessId) -> Option<Box<dyn Process>> {
         let ended = pidfd_open(Pid::from_raw(id.pid)?, PidfdFlags::empty()).ok()?;
-        // While the descriptor is open, the process ID is not reused, so the start time below belongs to the same
-        // process.
+        // If the start time matches, the process already had this ID when the descriptor was opened, so the descriptor
+        // refers to it.
         (start_time(id.pid) == Some(id.started))
             .then(|| Box::new(WorkerProcess::adopted(id, ended)) as Box<dyn Process>)
     }
@@ -248,7 +248,7 @@ pub(crate) struct Worker {
     link: Option<worker_link::Link>,
     process: Box<dyn Process>,
     outbox: VecDeque<ToWorker>,
-    /// Set if the link is closed, or the worker has violated the protocol.
+    /// Set once the worker was killed. Its link is not used afterwards.
     is_deaf: bool,
     /// Time at which a worker without a link will be killed, in ns.
     pub(crate) rejoins_until: Option<u64>,
@@ -265,7 +265,8 @@ impl Worker {
         Self { link, process, outbox: VecDeque::new(), is_deaf: false, rejoins_until }
     }
 
-    /// Assigns a link to a worker that waits for one. Returns the link if this worker does not wait for one.
+    /// Assigns a link from process `pid` to this worker. Returns the link if the worker is another process, or if it
+    /// does not wait for a link.
     pub(crate) fn rejoin(&mut self, pid: i32, link: worker_link::Link) -> Result<(), worker_link::Link> {
         if self.link.is_some() || self.is_deaf || self.process.id().is_none_or(|id| id.pid != pid) {
             return Err(link);
@@ -300,8 +301,8 @@ impl Worker {
     }
 
     /// Sends a message immediately, or queues it behind messages that the worker has not read yet. Kills a worker that
-    /// does not read its messages. Without a link, drops the message, because everything is repeated when the worker
-    /// connects.
+    /// does not read its messages. Drops a doorbell directly after a queued one. Without a link, drops the message,
+    /// because everything is repeated when the worker connects.
     pub(crate) fn send(&mut self, message: ToWorker) {
         if self.link.is_none() {
             return;

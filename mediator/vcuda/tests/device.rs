@@ -41,7 +41,7 @@ fn program_shares_blob_with_its_worker_and_waits() {
     assert_eq!((slot, u32::from_le_bytes(bytes[..4].try_into().unwrap())), (2, 0x1100));
     assert_eq!((bytes[4], bytes[8], bytes[16], bytes[20]), (3, 8, 3, 2), "the response contains the fence");
     assert_eq!(guest.answers(), 0);
-    // The device also detects words that change without a report.
+    // The device also detects words that change without a message from the worker.
     window.as_volatile_slice().store(43u64, 0x10_0000, Ordering::Release).unwrap();
     assert_eq!(guest.answer().0, 1);
     guest.until(|guest| guest.function.programs().len() == 1);

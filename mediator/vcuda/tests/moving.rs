@@ -56,7 +56,7 @@ fn carry_within(guest: &Guest, limit: Duration) -> Result<usize, String> {
     guest.function.carry(guest.threads_on("two"), STATE_BYTES, limit).map(|carried| carried.programs)
 }
 
-/// Counts the events of one kind so far.
+/// Returns the number of events that are equal to `kind`.
 fn count(events: &[Event], kind: &Event) -> usize {
     events.iter().filter(|event| *event == kind).count()
 }
@@ -86,7 +86,7 @@ fn all_programs_continue_with_their_blobs_on_the_other_card() {
     assert_eq!(slots, [1, 2], "the wait from before is answered");
     guest.done(&destroy(3));
     guest.until(|guest| guest.events.try_iter().any(|event| event == Event::Ended));
-    // Programs without a worker, and functions without a program, need no worker on the other card.
+    // A function without programs needs no worker on the other card.
     guest.done(&destroy(4));
     guest.until(|guest| guest.function.programs().is_empty());
     assert_eq!(carry(&guest), Ok(0));

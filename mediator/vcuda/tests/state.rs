@@ -165,7 +165,8 @@ fn reset_in_progress_continues_in_next_device() {
         guest.program(1, 0);
         store(&guest, 8, 7);
         way(&mut guest, |guest| guest.write(RegionIndex::Bar0, 0x14, &[0]));
-        // In an upgrade, the write occurs after the state was saved. The next device receives it, as on a bus.
+        // In an upgrade, the first write occurs after the state was saved, so the next device does not receive it.
+        // Repeat the write.
         guest.write(RegionIndex::Bar0, 0x14, &[0]);
         guest.until(|guest| guest.status() == 0);
         assert_eq!(load(&guest, 8), 0);
@@ -256,7 +257,7 @@ fn kill_before_recorded_answer_repeats_the_answer_only() {
     guest.done(&context(2));
     let journal = guest.device.journal().unwrap();
     guest.kill(|guest| {
-        // The response was not sent, and the slot is still in use.
+        // Simulate that the response was not sent, and that the slot is still in use.
         guest.unanswer();
         uncount(&journal, 0, 1);
         rustix::io::pwrite(&journal, &1u64.to_le_bytes(), SLOT).unwrap();
@@ -277,7 +278,7 @@ fn kill_before_a_command_is_counted_executes_it_again() {
     guest.kill(|guest| {
         guest.unanswer();
         uncount(&journal, 1, 1);
-        // The slot was written but not counted.
+        // Simulate that the slot was written but not counted.
         rustix::io::pwrite(&journal, &1u64.to_le_bytes(), SLOT).unwrap();
         rustix::io::pwrite(&journal, &u64::from(u32::MAX / 4).to_le_bytes(), SLOT + 8).unwrap();
     });

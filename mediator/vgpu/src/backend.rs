@@ -73,7 +73,7 @@ counts! {
         memory_waits: "memory_waits",
         /// Failed waits for memory.
         memory_denied: "memory_denied",
-        /// Total time that work has waited for memory, excluding current waits, in ns.
+        /// Total time that binds and work have waited for memory, excluding current waits, in ns.
         memory_waited_ns: "memory_waited_ns",
         /// Guest CPU writes that waited for memory.
         writes_waited: "memory_writes_waited",

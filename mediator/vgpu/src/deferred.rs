@@ -23,7 +23,7 @@ impl Core {
     /// Defers the doorbell that the current write has rung, if it may be submitted after the reply. In this case,
     /// returns true, and the caller must complete the write later.
     pub(super) fn defer_doorbell(&mut self) -> bool {
-        // Moves of pages wait for the VM's work, so submit the doorbell first.
+        // Moves of pages wait for the VM's work, so do not defer its doorbell.
         if self.backend.moves_wait() {
             return false;
         }

@@ -47,7 +47,7 @@ pub(super) struct Core {
 pub(super) struct Client {
     /// Set if the client has stopped the VM.
     pub(super) stopped: bool,
-    /// Set if the client logs the work's writes to guest RAM.
+    /// Set while writes to guest RAM by the VM's work are logged for the client.
     pub(super) logs: bool,
 }
 
@@ -104,7 +104,8 @@ impl MediatedVm {
     /// Creates the VM with number `vm` on `host`.
     ///
     /// # Errors
-    /// Returns an error if the card has too little memory left, or if a setting is out of range.
+    /// Returns an error if the card has too little memory left, if a setting is out of range, or if the apertures
+    /// cannot be created.
     pub fn build(
         host: &Arc<ManagedCard>,
         vm: TenantId,
@@ -227,8 +228,8 @@ impl Core {
         self.backend.show_window(self.gpu.window_base());
     }
 
-    /// Changes the memory behind a BAR's window. Unmaps the PRAMIN window while its memory changes, and maps it again
-    /// afterwards.
+    /// Changes the memory behind a mapped window. If this is the PRAMIN window, unmaps it before the change, and maps
+    /// it again afterwards.
     fn change<T>(&mut self, showing: MappedWindow, change: impl FnOnce(&mut Remap) -> T) -> T {
         if showing != MappedWindow::Pramin {
             return change(self.backend.remap_mut());
@@ -306,7 +307,7 @@ impl Core {
         Ok(false)
     }
 
-    /// Counts accesses to VRAM through the PRAMIN window.
+    /// Counts a BAR0 access if it is an access to VRAM through the PRAMIN window.
     fn count_window(&mut self, offset: u64, bytes: usize) {
         if (u64::from(pramin::BASE)..u64::from(pramin::END)).contains(&offset) {
             self.backend.count_window(offset, bytes);
@@ -322,7 +323,7 @@ enum WriteOutcome {
     Batches,
     /// No memory is free for the write, so it must be retried.
     Retry,
-    /// Pages under mapped apertures must move first.
+    /// Pages under mapped apertures must move before the write is complete.
     AwaitMoves,
     /// The write rang a doorbell, which is deferred until the reply has been sent.
     DoorbellDeferred,
@@ -573,7 +574,7 @@ impl MediatedVm {
     /// Releases all resources that the VM uses on the card. Must be called once, after the device was dropped.
     ///
     /// # Errors
-    /// Returns an error if the card still uses any of these resources.
+    /// Returns an error if the card has failed or still uses any of these resources.
     pub fn release(&self) -> Result<(), ManagerError> {
         if let Some(why) = self.host.failure() {
             return Err(ManagerError::Failed { why: why.to_owned() });

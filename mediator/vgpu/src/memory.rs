@@ -70,7 +70,7 @@ impl Memory {
         }
     }
 
-    /// Saves the VM's address spaces and registers.
+    /// Combines the saved vGPU with the saved form of the VM's address spaces, kept tables and page pool.
     pub(crate) fn save(&self, gpu: SavedVGpu) -> SavedVm {
         let tables = self.grants.tables().map(pv::Tables::save);
         SavedVm { vm: self.vm, gpu, spaces: self.shadows.save(), tables, pool: self.pool.save() }
@@ -143,7 +143,8 @@ impl Memory {
         self.with_aperture(aperture, |tlb, view| tlb.directory(view))
     }
 
-    /// Returns the pages of a window that have changed targets in the guest's tables, with their new targets.
+    /// Returns the pages of a window whose targets have changed in the guest's tables or with the PRAMIN base, with
+    /// their new targets.
     pub(crate) fn changes(&mut self, showing: MappedWindow) -> Vec<(u32, PageTarget)> {
         let Some((start, pages)) = self.grants.remap().extent(showing) else { return Vec::new() };
         let vram_bytes = self.grants.vram_bytes();

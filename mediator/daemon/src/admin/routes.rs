@@ -282,7 +282,7 @@ async fn card(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) -> An
     Ok(Json(look(move || daemon.card(&name)).await?))
 }
 
-/// Request body with the keys of a table to change.
+/// Request body with keys of a table: those of a new object, or those to change.
 type Patch = Result<Json<serde_json::Map<String, serde_json::Value>>, JsonRejection>;
 
 fn patch(body: Patch) -> Result<serde_json::Map<String, serde_json::Value>, Failure> {
@@ -319,7 +319,7 @@ async fn release_vm(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>)
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Query parameters of `scheduler`.
+/// Query parameters of `scheduler` and `schedulers`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct WindowQuery {

@@ -31,8 +31,9 @@ impl Daemon {
     /// Moves a tenant to `card`, or to a card that the daemon chooses, if the revision is still `expected`.
     ///
     /// # Errors
-    /// Returns an error if the tenant or the card is not suitable, or if the move fails. The tenant then continues on
-    /// its card, or on the other card if it cannot be moved back.
+    /// Returns an error if the revision differs, if the tenant or the card is not suitable, or if the move fails. The
+    /// tenant then continues on its card, or on the other card if it cannot be moved back. Also returns an error if the
+    /// change cannot be saved.
     pub(crate) fn move_tenant(
         &self,
         name: &str,

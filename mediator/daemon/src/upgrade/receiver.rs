@@ -33,7 +33,7 @@ use listening::Activated;
 use listening::{SocketPath, Sockets};
 use overrides::OverrideStore;
 
-/// Owner ID of the roster.
+/// Owner number of the roster.
 const ROSTER: u32 = 0;
 
 /// Receiving end of the connection between the two daemons.

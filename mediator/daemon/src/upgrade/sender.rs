@@ -36,7 +36,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 /// Identity of the handover file. It can be constant, because the file is passed directly to one other process and
 /// never stored.
 const IDENTITY: [u8; 16] = *b"mediatord upgrad";
-/// Owner ID of the roster.
+/// Owner number of the roster.
 const ROSTER: u32 = 0;
 
 /// A card that is being handed over, with its virtual machines.
@@ -161,7 +161,7 @@ impl Daemon {
         drop(vms);
     }
 
-    /// Returns the cards to hand over.
+    /// Returns the cards and virtual machines to hand over, or an error if one of them cannot be handed over.
     fn going(&self) -> Result<Leaving, DaemonError> {
         // Copy the table, so that other threads do not wait for cards and VMs.
         let table: Vec<_> = {

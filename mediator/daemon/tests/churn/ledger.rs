@@ -25,7 +25,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Reads the process state before it calls the API, because a connection uses a descriptor.
+    /// Reads the daemon's resource usage: first the process state, because the connection to the API uses a descriptor.
     pub fn read(place: &Place, pid: u32) -> Self {
         let holdings = Holdings::for_process(pid, CARD_MIB << 10).unwrap();
         let card: api::Card = Client::new(place.path("admin.sock")).unwrap().get("/v1/cards/card0").unwrap();

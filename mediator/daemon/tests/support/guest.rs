@@ -62,11 +62,11 @@ impl Guest {
         *channel = driver.channel(1);
     }
 
-    /// Checks that the device has been reset, and restarts its driver.
+    /// Checks that the device responds after a reset, restarts its driver, and verifies copies.
     pub fn begin_anew(&mut self) {
         let Self { driver, channel, begun, .. } = self;
         begun.clear();
-        // PMC_BOOT_0 shows that the device responds, and no channel is bound.
+        // PMC_BOOT_0 shows that the device responds.
         assert_eq!(driver.guest.rd(0) >> 20, 0x0c0);
         driver.start_over();
         *channel = driver.channel(1);

@@ -154,7 +154,7 @@ impl<'a> Manager<'a> {
         self.wait(|heard| heard.take(line));
     }
 
-    /// Waits until the descriptor store contains exactly these sockets.
+    /// Waits until the descriptor store contains exactly the descriptors with these names, which must be sorted.
     #[track_caller]
     pub fn until_kept(&self, names: &[&str]) {
         self.wait(|heard| heard.keeps(names).then_some(()));

@@ -8,9 +8,9 @@ use vm_memory::VolatileMemoryError;
 use vram::HostAddr;
 
 impl PinnedPool {
-    /// Makes the slot at `address` use `theirs` instead of its own memory, which must be zeroed and have the same size.
+    /// Makes the slot at `address` use `theirs`, which must have the same size, instead of its own zeroed memory.
     /// `theirs` is neither zeroed nor freed when [`Self::own`] is called or the slot loses its owner. Returns `false`
-    /// if `theirs` does not fit, or if the card rejects it.
+    /// if the slot has no memory or already borrows memory, if `theirs` does not fit, or if the card rejects it.
     ///
     /// # Errors
     /// Returns an error if the card then also rejects the slot's own memory.

@@ -41,7 +41,8 @@ fn kernels_compute_the_same_while_their_data_is_relocated() {
 }
 
 /// Runs a program in two guests on a card with `card_mib` MiB, whose bus is 25 times slower than its memory. Stops
-/// after `runs` runs, or when `enough` returns true for the number of quanta so far. Returns the number of quanta.
+/// after `runs` runs per guest, or when `enough` returns true for the number of quanta so far. Returns the number of
+/// quanta.
 fn turns_of_two(card_mib: u64, runs: u64, enough: impl Fn(u64) -> bool + Sync) -> u64 {
     let mut division = Division::default();
     division.quanta.window_ns = 200_000_000;

@@ -114,7 +114,8 @@ fn a_vm_that_is_not_to_be_there_is_refused() {
     assert!(error.contains("VM 2: the VM is not configured"), "{error}");
 }
 
-/// Returns the seeds of the fuzz target: each part of the sample card, and a whole file.
+/// Returns the seeds of the fuzz target: parts of the sample card, a whole file, a stream, and channels during a
+/// migration.
 fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
     fn seed(what: u8, part: &impl saved_state::Part) -> Vec<u8> {
         [vec![what], postcard::to_allocvec(part).unwrap()].concat()

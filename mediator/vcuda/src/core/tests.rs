@@ -238,7 +238,7 @@ fn blob_number_used_again_is_removed_in_order() {
     assert_eq!(bench.send(0, Command::Unref { resource: 2 }), None);
     let second = Ticket(bench.tickets);
     bench.actions();
-    // A worker's repeated response frees nothing.
+    // A worker's response with an unknown serial number frees nothing.
     bench.core.removed(WorkerId(1), 0, 3);
     assert_eq!(bench.actions(), []);
     for (serial, ticket, range) in [(1, first, page(1)), (2, second, page(0))] {

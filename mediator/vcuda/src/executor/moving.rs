@@ -23,9 +23,9 @@ const END_LIMIT: Duration = Duration::from_secs(30);
 
 /// A program that is being moved.
 enum Step {
-    /// The program's worker is saving the state.
+    /// The program's worker is saving the state to this file.
     Saving(OwnedFd),
-    /// The next worker is restoring the state. Contains the reason that this worker reports for exiting.
+    /// The next worker is restoring the state. Contains this worker, and the reason that it reports for exiting.
     Restoring(Worker, Option<Reason>),
 }
 
@@ -238,7 +238,7 @@ impl Executor {
         }
     }
 
-    /// Handles the exit of a program whose worker has not been started yet.
+    /// Forgets a worker that was to start after the move, because its program has exited.
     pub(super) fn forget_late(&mut self, id: WorkerId) {
         let Some(moving) = &mut self.moving else { return };
         let before = moving.late.len();
@@ -255,7 +255,7 @@ impl Executor {
         self.launcher = launcher;
         let mut ids = Vec::new();
         for (id, mut worker) in arrived {
-            // While the previous worker is running, two workers would execute the program.
+            // If the previous worker is still running, two workers would execute the program.
             if self.workers.contains_key(&id) {
                 tracing::error!("a worker does not end, and its program does not continue on the other card");
                 worker.kill();

@@ -17,7 +17,7 @@ use crate::queue::{ControlQueue, QueueError, Request};
 use crate::saved::{Reply, SavedCommand, SavedFunction, SavedProcess, SavedStructure};
 use crate::worker::Worker;
 
-/// Maximum number of worker connections accepted in a row.
+/// Maximum number of worker connections accepted per pass of the executor.
 const MAX_ACCEPTED: usize = 16;
 
 impl std::fmt::Debug for Executor {
@@ -62,7 +62,8 @@ impl Executor {
             self.outstanding.insert(ticket, (header, Request::restored(&command)));
             self.ready.extend(answer.map(|answer| (ticket, answer)));
         }
-        // The daemon was killed between the move of the programs and the record of the VM's new card.
+        // If the workers use another card, the daemon was killed between the move of the programs and the record of the
+        // VM's new card.
         let is_elsewhere = card.as_ref().is_some_and(|card| card != self.launcher.card());
         if is_elsewhere && !processes.is_empty() {
             let (programs, expected) = (processes.len(), self.launcher.card());
@@ -103,7 +104,7 @@ impl Executor {
         self.perform();
     }
 
-    /// Handles a response that the earlier process sent but did not count.
+    /// Counts a response that the earlier process has sent but not counted, if any.
     pub(super) fn count_last_answer(
         &mut self,
         queue: &mut ControlQueue,
@@ -297,7 +298,7 @@ impl Executor {
     /// Releases the workers to another daemon.
     pub(crate) fn leave(&mut self) {
         self.workers.values_mut().for_each(Worker::leave);
-        // The next daemon does not know workers whose programs have not moved.
+        // The next daemon does not know these workers. Dropping them kills them.
         self.dismissed.clear();
     }
 }

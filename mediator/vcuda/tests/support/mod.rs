@@ -1,4 +1,4 @@
-//! A simulated guest driver, and workers in this process.
+//! A simulated guest driver, and workers that are threads of this process.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 use std::collections::BTreeMap;
@@ -27,13 +27,13 @@ const ENTRIES: u64 = 64;
 const DESCRIPTORS: u64 = 0x1000;
 const AVAILABLE: u64 = 0x2000;
 const USED: u64 = 0x3000;
-/// Guest address of the indirect table.
+/// Guest address of the table of indirect descriptors.
 pub const TABLE: u64 = 0x10_0000;
 const COMMAND: u64 = 0x1_0000;
 const ANSWER: u64 = 0x2_0000;
-/// Stride of commands in bytes.
+/// Distance between the buffers of consecutive command slots in bytes.
 const STEP: u64 = 0x200;
-/// Time limit for a response.
+/// Time limit for a response or another wait.
 // TIMEOUT: the executor responds within microseconds, unless the host is busy.
 const ANSWERED: Duration = Duration::from_secs(60);
 
@@ -187,7 +187,7 @@ fn save_control(file: &OwnedFd, control: usize) {
     rustix::io::pwrite(file, &[&b"state"[..], &control.to_le_bytes()].concat(), 0).unwrap();
 }
 
-/// Returns the offset in a state; `None` if the file has no state.
+/// Returns the offset of the control blob in a saved state, or `None` if the file has no state.
 fn saved_control(file: &OwnedFd) -> Option<usize> {
     let mut bytes = [0; 13];
     rustix::io::pread(file, &mut bytes, 0).unwrap();
@@ -225,7 +225,8 @@ fn work(
         let (message, file) = match link.try_receive_in_worker() {
             Ok(received) => received,
             Err(LinkError::WouldBlock) => continue,
-            // Without its device, a worker that has no program yet exits, and a held worker continues.
+            // When the device closes the link, a new worker that still waits to be resumed exits, and an old worker
+            // that was held continues.
             Err(LinkError::Closed) if is_arriving => return,
             Err(LinkError::Closed) => match &rejoin {
                 Some((path, is_stopped)) if !killed.load(Ordering::Acquire) => {
@@ -370,7 +371,7 @@ impl Guest {
         guest
     }
 
-    /// Shares guest memory through a new link, as with another daemon.
+    /// Creates a link for the next device, and shares the guest memory through it.
     fn next_link(&self) -> Link {
         let link = Link::new(vcuda::irqs()).unwrap();
         link.lend(0, RAM, true, Some(self.file.try_clone().unwrap())).unwrap();
@@ -406,8 +407,8 @@ impl Guest {
         self.function.start().unwrap();
     }
 
-    /// Continues with another device from the journal, as after a kill. `meanwhile` runs while no device serves the
-    /// guest.
+    /// Continues with another device from the journal, as after the daemon was killed. `meanwhile` runs while no device
+    /// serves the guest.
     pub fn kill(&mut self, meanwhile: impl FnOnce(&mut Self)) {
         let journal = self.device.journal().unwrap();
         let regions = self.device.regions();
@@ -417,7 +418,7 @@ impl Guest {
         let link = self.next_link();
         let (device, function) = CudaDevice::build("next", LIMITS, &link, self.threads_on(self.card)).unwrap();
         suspended.leave();
-        // The first device closes the links of its workers.
+        // Dropping the first device closes the links of its workers.
         (self.device, self.function, self.link) = (device, function, link);
         self.device.take_journal(journal).unwrap();
         self.device.take_file(RegionIndex::Bar4, window).unwrap();
@@ -475,7 +476,8 @@ impl Guest {
         self.poke(at, &descriptor);
     }
 
-    /// Adds the chain that begins with descriptor `head` to the available ring.
+    /// Adds the chain that begins with descriptor `head` to the available ring. Rings the queue's doorbell, unless the
+    /// device suppresses it.
     pub fn offer(&mut self, head: u16) {
         let slot = AVAILABLE + 4 + u64::from(self.available) % ENTRIES * 2;
         self.poke(slot, &head.to_le_bytes());
@@ -498,7 +500,7 @@ impl Guest {
         self.offer(head);
     }
 
-    /// Returns the number of responses that have arrived but have not been received.
+    /// Returns the number of responses that have arrived but that [`Self::answer`] has not returned yet.
     pub fn answers(&self) -> u16 {
         let index: u16 = self.ram.as_volatile_slice().load(USED as usize + 2, Ordering::Acquire).unwrap();
         index.wrapping_sub(self.used)

@@ -60,7 +60,8 @@ impl VmBackend {
         })
     }
 
-    /// Returns the reason why a write failed.
+    /// Returns the error for a failed write: lack of memory if the range is within the guest's VRAM, or a denied
+    /// access.
     fn unwritten(&self, at: GuestVramAddr, len: u64) -> WriteFailure {
         let is_its = at.checked_add(len).is_some_and(|end| end.0 <= self.memory.grants().vram_bytes());
         if is_its && self.host.lock().vram().is_short(self.vm) { NoMemory.into() } else { Denied.into() }
@@ -124,7 +125,8 @@ impl VmBackend {
         }
     }
 
-    /// Reads a channel's USERD from the card, one dword at a time.
+    /// Reads a channel's USERD from the card, one dword at a time. A GP_PUT that waits for memory replaces the card's
+    /// value.
     pub(super) fn userd_read(&mut self, channel: VirtualChannelId, offset: u64, data: &mut [u8]) {
         let mut guard = self.host.lock();
         let (vram, channels) = guard.parts();
@@ -147,7 +149,7 @@ impl VmBackend {
     /// last byte arrives, so several narrow stores ring it only once.
     fn userd_write(&mut self, channel: VirtualChannelId, offset: u64, data: &[u8]) {
         if let Some(gp_put) = self.work.store(channel, offset, data) {
-            // A long write may span several channels' USERD pages.
+            // A long write may span several channels' USERD pages, so submit the previous channel's doorbell.
             self.submit_doorbell();
             self.doorbell = Some(RungDoorbell { channel, gp_put });
         }
@@ -165,7 +167,7 @@ impl VmBackend {
         }
     }
 
-    /// Handles a complete GP_PUT that a guest has written in a message.
+    /// Like [`Self::ring`], but for a GP_PUT that the guest has written in a message.
     pub(crate) fn ring_shown(&mut self, channel: VirtualChannelId, gp_put: u32) {
         self.ring(channel, gp_put);
         // The mapped page must contain the same value. Otherwise, a poll would mistake the old value for a doorbell.

@@ -30,7 +30,8 @@ pub(super) enum BindFailure {
 }
 
 impl VmBackend {
-    /// Handles a complete GP_PUT that the guest has written.
+    /// Submits the work up to a GP_PUT that the guest has written, or records the GP_PUT while the channel's bind waits
+    /// for memory.
     pub(crate) fn ring(&mut self, channel: VirtualChannelId, gp_put: u32) {
         if self.pending.ring(channel, gp_put) {
             return;
@@ -218,8 +219,9 @@ impl VmBackend {
             let mut state = self.host.lock();
             let retired = state.retire_channel(self.vm, channel);
             if retired.is_err() {
-                // Do both in the same critical section. Otherwise, the card manager's tick could detect that the
-                // channel has left while the channel is still recorded as bound, and would not notify the VM.
+                // Strand the channel in the critical section in which its retirement failed. Otherwise, the card
+                // manager's tick could detect that the channel has left while the channel is still recorded as bound,
+                // and would not notify the VM.
                 state.channels_mut().strand(self.vm, channel);
                 let _ = state.end_channel(self.vm, channel);
             }

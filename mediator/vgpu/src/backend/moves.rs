@@ -16,7 +16,7 @@ use std::time::Duration;
 const WORK_LIMIT_NS: u64 = 2 * ::channels::HANG_LIMIT_NS;
 /// Additional time for the work to leave after an engine reset was requested, in ns.
 const RESET_LIMIT_NS: u64 = 1_000_000_000;
-/// Offsets of the USERD words that the card writes and drivers read.
+/// Offsets of the USERD words that are copied from the card to the page that the guest sees.
 const PROGRESS: [u64; 9] = [
     userd::PUT,
     userd::GET,
@@ -35,16 +35,17 @@ pub(crate) const MOVE_POLL_INTERVAL: Duration = Duration::from_micros(100);
 /// A page of zeros.
 const BLANK: [u8; SMALL_PAGE as usize] = [0; SMALL_PAGE as usize];
 
-/// State of work that must leave the card before pages under mapped apertures can move.
+/// State of moves of pages under mapped apertures that wait until the VM's work has left the card, or until the move
+/// budget permits them.
 #[derive(Debug)]
 pub(super) struct Stop {
-    /// Channels that had work when it was stopped.
+    /// Channels that had work when the work was stopped.
     busy: Vec<VirtualChannelId>,
     /// Time at which the work was stopped, in ns of the card's clock.
     since_ns: u64,
     /// Windows whose mappings must change.
     due: Vec<MappedWindow>,
-    /// Time until which the VM submits no work because its move budget is used up, in ns of the card's clock.
+    /// Time until which the moves wait because the VM's move budget is used up, in ns of the card's clock.
     until_ns: Option<u64>,
 }
 
@@ -79,8 +80,8 @@ impl VmBackend {
         self.show_window(None);
     }
 
-    /// Makes mapped apertures expose the pages in the tables of a newly arrived VM. Pages without memory appear as
-    /// zeros. The VM must have no work on the card.
+    /// Makes mapped apertures expose the pages in the VM's tables, after its arrival or a reset. Pages without memory
+    /// appear as zeros. The VM must have no work on the card.
     pub(crate) fn show_apertures(&mut self) {
         if self.remap().pages() == 0 {
             self.remap().blank(&self.host);
@@ -89,7 +90,7 @@ impl VmBackend {
         self.choose_polled();
     }
 
-    /// Makes the mapped part of a BAR expose the pages that the guest currently maps there. Defers the update to
+    /// Makes a mapped window expose the pages that the guest currently maps there. Defers the update to
     /// [`Self::look_at_moves`] if the VM's work uses pages that must move or the VM's move budget is used up.
     pub(super) fn refresh(&mut self, showing: MappedWindow) {
         let changes = self.memory.changes(showing);
@@ -136,8 +137,9 @@ impl VmBackend {
         self.stop.is_some()
     }
 
-    /// Moves pages if the VM's work has left the card. Returns true if pages still wait. In this case, the caller must
-    /// release the VM's lock, and call this function again after [`MOVE_POLL_INTERVAL`].
+    /// Moves pages if the move budget permits it and the VM's work has left the card or exceeded its time limits.
+    /// Returns true if pages still wait. In this case, the caller must release the VM's lock, and call this function
+    /// again after [`MOVE_POLL_INTERVAL`].
     pub(crate) fn look_at_moves(&mut self) -> bool {
         let Some(Stop { busy, since_ns, until_ns, .. }) = &self.stop else { return false };
         let (busy, since_ns) = (busy.clone(), *since_ns);
@@ -163,7 +165,7 @@ impl VmBackend {
             self.show_changes(showing, &changes);
         }
         self.stop = None;
-        // Channels paused in the meantime were only waiting for the moves.
+        // Resume the channels that were paused only for the moves.
         self.pause(self.work.blocks());
         false
     }
@@ -297,7 +299,7 @@ impl VmBackend {
         }
     }
 
-    /// Finds the channels whose USERD is under a mapped aperture, so that their doorbells cause no messages.
+    /// Selects the channels to poll: those whose USERD is under a mapped aperture, where doorbells cause no messages.
     pub(super) fn choose_polled(&mut self) {
         let remap = self.memory.grants().remap();
         for (channel, slot) in self.work.choose_polled(|page| remap.home(page)) {

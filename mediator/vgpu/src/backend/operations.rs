@@ -24,7 +24,7 @@ impl VmBackend {
         self.host.lock().holdings()
     }
 
-    /// Removes everything that the paravirtual interface has created.
+    /// Resets the paravirtual interface, and removes its segments and kept tables. Does not unbind its channels.
     pub(crate) fn reset_pv(&mut self) {
         self.detach_all();
         let Some(pv) = &mut self.pv else { return };
@@ -36,7 +36,7 @@ impl VmBackend {
         self.tables_written();
     }
 
-    /// Finds a segment, or creates it.
+    /// Finds a segment, or creates it if `wanted` permits this.
     pub(crate) fn share_get(&mut self, wanted: Wanted) -> Done {
         let pv = self.pv.as_ref().ok_or(Status::Unsupported)?;
         self.host.lock().memory_mut().share_get(pv.party(), wanted).map(u64::from)
@@ -130,7 +130,7 @@ impl VmBackend {
         Ok(0)
     }
 
-    /// Responds to a query about the card's memory.
+    /// Responds to a query about the guest's memory or its share of the card.
     pub(crate) fn answer(&self, question: Question, holdings: &Holdings) -> Done {
         let chunk = holdings.view.summary.chunk_bytes;
         let bytes = |chunks: u32| u64::from(chunks).saturating_mul(chunk);

@@ -28,7 +28,7 @@ pub(crate) struct SavedBackend {
     pv: Option<SavedInterface>,
 }
 
-/// Returns the saved form of a guest channel that is on the card.
+/// Returns a guest channel's address space and physical channels, or `None` if the channel is not on the card.
 fn bound_of(
     channels: &channels::Channels,
     memory: &Memory,
@@ -47,7 +47,8 @@ impl VmBackend {
     /// Saves the VM's use of the card.
     ///
     /// # Errors
-    /// Returns [`ManagerError::Unsettled`] if any work is in progress.
+    /// Returns [`ManagerError::Unsettled`] if an access is in progress, or if a channel waits for memory or is leaving
+    /// the card.
     pub(crate) fn save_side(&self) -> Result<SavedBackend, ManagerError> {
         let Self {
             host: _,

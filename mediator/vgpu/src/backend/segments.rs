@@ -17,7 +17,8 @@ fn pages(first: u32, count: u32, at: VramAddr, rights: Rights) -> Vec<(HostPage,
 }
 
 impl VmBackend {
-    /// Maps a segment for a channel and returns its address. Repeated calls return the same address.
+    /// Maps a segment for a channel and returns its address. Further calls for the same address space return the same
+    /// address.
     pub(crate) fn attach(&mut self, segment: u32, channel: VirtualChannelId, read_only: bool) -> Result<u64, Status> {
         let Bound { space, .. } = self.work.bound(channel).ok_or(Status::NoObject)?;
         let pv = self.pv.as_mut().ok_or(Status::Unsupported)?;
@@ -56,7 +57,7 @@ impl VmBackend {
         Ok(segment_va(first))
     }
 
-    /// Unmaps a segment for a channel.
+    /// Detaches a segment from a channel, and unmaps it if no other channel of the address space uses it.
     pub(crate) fn detach(&mut self, segment: u32, channel: VirtualChannelId) -> Result<(), Status> {
         let Bound { space, .. } = self.work.bound(channel).ok_or(Status::NoObject)?;
         let pv = self.pv.as_mut().ok_or(Status::Unsupported)?;

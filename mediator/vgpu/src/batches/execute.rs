@@ -18,8 +18,7 @@ use pv::{Begun, Op};
 /// Maximum number of bytes that a fill or copy processes per step.
 const BYTES_PER_STEP: usize = 64 << 10;
 
-/// Maximum cost in bytes per critical section of the VM's lock. The lock is then released, so that other threads can
-/// acquire it.
+/// Cost in bytes after which the VM's lock is released, so that other threads can acquire it.
 const BUDGET: u64 = 256 << 10;
 /// Cost of an operation in bytes, excluding the bytes that it fills or copies.
 const OPERATION: u64 = 1 << 10;
@@ -47,7 +46,7 @@ fn cost(op: &Op<'_>) -> u64 {
         Op::TableCreate { kind, .. } => kind.bytes(),
         Op::EntriesRun { count, .. } | Op::EntriesZero { count, .. } => entries((*count).into()),
         Op::EntriesList { entries: list, .. } => entries(list.len() as u64),
-        // The cost of these operations depends on earlier operations.
+        // The cost of these operations depends on earlier operations, so assume the entire budget.
         Op::TableDestroy { .. }
         | Op::DirectoryBind { .. }
         | Op::Flush { .. }

@@ -144,7 +144,8 @@ struct Walk<'a, F> {
     each: F,
 }
 
-/// Calls `each` with the start and size in bytes of each range to which `words` refers. `words` starts with a header.
+/// Calls `each` with the start and size in bytes of each range to which `words` refers, or with a size of 1 if `words`
+/// sets only an address. `words` starts with a header.
 fn walk(words: &[u32], objects: &mut Objects, each: impl FnMut(GpuVa, u64)) {
     let mut walk = Walk { objects, data: BTreeMap::new(), each };
     let mut words = words.iter().copied();

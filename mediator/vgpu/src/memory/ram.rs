@@ -85,7 +85,8 @@ impl RamMap {
         Ok(())
     }
 
-    /// Returns the regions that are no longer lent, and those that are newly lent.
+    /// Returns the start and size in bytes of each region that is no longer lent unchanged, and all lent regions that
+    /// are not mapped unchanged.
     pub(super) fn difference(&self, lent: &MemoryTable) -> (Vec<(u64, u64)>, Vec<DmaRegion>) {
         let is_lent = |gpa: u64, here: &Region| {
             let there = lent.find(gpa).filter(|there| there.mapping.is_some() && there.readable);
@@ -102,7 +103,7 @@ impl RamMap {
         (gone.into_iter().collect(), new)
     }
 
-    /// Saves the regions' addresses and access rights.
+    /// Saves the regions' addresses, sizes and access rights.
     pub(super) fn save(&self) -> SavedRam {
         let Self { regions } = self;
         let regions = regions.iter().map(|(gpa, region)| {
@@ -134,7 +135,8 @@ impl RamMap {
         self.regions.first_key_value().map(|(&gpa, region)| (gpa, region.size))
     }
 
-    /// Returns the card's address of `gpa` and the number of contiguous bytes, or `None` if access is denied.
+    /// Returns the card's address of `gpa` and the number of contiguous bytes from there. Returns `None` if `gpa` is
+    /// not mapped, or if `write` is true and the region is read-only.
     #[must_use]
     pub(crate) fn translate(&self, gpa: Gpa, write: bool) -> Option<(Iova, u64)> {
         let (&start, region) = self.regions.range(..=gpa.0).next_back()?;

@@ -154,7 +154,7 @@ fn kill_right_before_removal_is_an_event() {
         card.vms[0].engines.values().any(|engine| engine.killed > 0)
     };
     eventually("the VM's work is killed", killed);
-    // Remove and add the VM between two comparisons of the state, which run once per second.
+    // Remove the VM between two comparisons of the state, which run once per second.
     client.delete("/v1/vms/a").unwrap();
     let page = all(&client);
     let at = |kind| page.events.iter().position(|event| event.kind == kind);
