@@ -154,8 +154,8 @@ impl Bar {
     }
 }
 
-/// Returns the size of the next access for `len` bytes at `at`: the largest size that is aligned and does not exceed
-/// `len`.
+/// Returns the size of the next access for `len` bytes at `at`: the largest of 8, 4 and 1 that divides `at` and does
+/// not exceed `len`.
 fn width(at: usize, len: usize) -> usize {
     [8, 4].into_iter().find(|&size| at.is_multiple_of(size) && len >= size).unwrap_or(1)
 }

@@ -1,5 +1,5 @@
 //! Tests the holes of the reference code. A guest with exclusive access to the BARs tries them while another guest
-//! copies and verifies.
+//! copies memory and verifies the copies.
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -59,7 +59,7 @@ fn attempt(attacker: &Vm, hole: u32, more: &str) -> Result<(String, bool)> {
     Ok((line.clone(), held && output.code == 0))
 }
 
-/// Tries holes while another guest copies and verifies.
+/// Tries the holes in one guest while another guest copies memory and verifies the copies.
 fn beside_a_neighbour(name: &str, holes: &[RangeInclusive<u32>]) -> Result<()> {
     let offered = "paravirtual = { offered = true, group = \"a\" }\n";
     // Trap every access of the attacker.

@@ -57,7 +57,7 @@ fn complaints(crowd: &mut Crowd, rogue: Rogue) -> Result<Vec<String>> {
 }
 
 /// Lists guests that were charged for more than their own kernels while a rogue toggles its channel. Host delays also
-/// add to the charges, but the rogue's kernels would add 5 to 25 times as much.
+/// add to the charges, but the rogue's kernels would add 5 to 25 times the time of a guest's own kernels.
 fn paid_for_others(rogue: Rogue, outcome: &Outcome) -> Vec<String> {
     if !Rogue::BY_REGISTERS.contains(&rogue) {
         return Vec::new();

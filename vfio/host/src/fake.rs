@@ -141,7 +141,7 @@ impl Attributes for Fake {
         if name == "driver_override" {
             return fs::write(path, text);
         }
-        // The kernel accepts only the bare address, without whitespace.
+        // Accept only the bare address, as binding writes it. The kernel also accepts a trailing newline.
         let Ok(address) = text.parse::<Address>() else { return error(22) };
         let folder = self.root.join("bus/pci/devices").join(address.to_string());
         let driver = folder.join("driver");
