@@ -128,7 +128,7 @@ impl<'a> Session<'a> {
                 tracing::info!(domain = self.id, "the domain is no longer served, as requested");
                 return Ok(Ended::Disconnected);
             }
-            // A domain has no memory file that could be private.
+            // Discard a request to check for private memory files, because a domain has none.
             self.link.take_check_shared();
             if self.serve() {
                 continue;
