@@ -49,7 +49,7 @@ pub fn run(command: &mut Command, package: &str, step: &mut Step<'_>, detail: im
     Ok(output)
 }
 
-/// Runs `command` and returns its output, or `None` if it is missing or fails.
+/// Runs `command` and returns its standard output, or `None` if the program is missing or fails.
 pub fn probe(command: &mut Command) -> Option<String> {
     let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())

@@ -67,7 +67,8 @@ impl Coccinelle {
         Ok(())
     }
 
-    /// Runs the program with the dynamic loader from the unpacked packages, because nothing is installed.
+    /// Returns a command that runs the program with the dynamic loader from the unpacked packages, because nothing is
+    /// installed.
     fn command(&self) -> Result<Command> {
         let libraries = library_folders(&self.root);
         let mut command = Command::new(loader(&libraries)?);

@@ -22,7 +22,7 @@ pub struct Unpacked {
     pub vmlinuz: PathBuf,
     /// Paths of the uncompressed modules, in load order. The last requested module is last.
     pub modules: Vec<PathBuf>,
-    /// Name of the kernel's folder in the cache, derived from its contents.
+    /// Name of the kernel's folder in the cache, derived from the recipe's version, the modules and the package.
     pub key: String,
 }
 

@@ -37,8 +37,8 @@ struct Source {
     signed_by: String,
 }
 
-/// Finds the mirror in the environment or, failing that, in the host's package sources. An error names the missing
-/// setting.
+/// Finds the mirror in the environment or, failing that, in the host's package sources or in `TEMPLATE`. An error names
+/// the missing setting.
 pub fn find() -> Result<Mirror> {
     if let Some(main) = variable(MIRROR_VARIABLE) {
         let security = variable(SECURITY_VARIABLE).unwrap_or_else(|| security_beside(&main));
@@ -157,7 +157,8 @@ fn stanza(fields: &[(String, String)]) -> Vec<Source> {
     words("uris").into_iter().map(source).collect()
 }
 
-/// Selects the archive and the security archive from the host's sources.
+/// Selects the archive and the security archive from the host's sources. Returns `None` if none of them is a Debian
+/// archive.
 fn choose(sources: &[Source]) -> Option<Mirror> {
     let is_security = |s: &Source| s.suites.iter().any(|n| n.ends_with("-security") || n.ends_with("/updates"));
     let releases =

@@ -9,7 +9,7 @@
 //!
 //! This module creates a copy of QEMU without the instruction that records the vector. It finds the instruction by its
 //! effect, not by its address: only one call delivers the interrupt, and only one instruction stores the value that
-//! becomes the call's second argument. If the search fails, QEMU is used unchanged.
+//! becomes the call's second argument. If the search fails, no copy is created.
 
 use std::fs;
 use std::path::Path;

@@ -217,7 +217,8 @@ fn is_dynamic(path: &Path) -> Result<bool> {
     Ok(file.section_by_name(".interp").is_some_and(|section| section.size() != 0))
 }
 
-/// Returns the uncompressed hypervisor in a package's `boot` folder, because QEMU cannot boot a compressed one.
+/// Returns the hypervisor in a package's `boot` folder. The result is uncompressed, because QEMU cannot boot a
+/// compressed one, and patched so that it does not intercept reads of CR0 (see `INTERCEPTED`).
 fn hypervisor(boot: &Path, step: &mut Step<'_>) -> Result<Vec<u8>> {
     let entries = fs::read_dir(boot).with_context(|| format!("cannot read {}", boot.display()))?;
     let named = |path: &PathBuf| {

@@ -41,7 +41,7 @@ impl Field {
         (register & !self.mask()) | ((value << self.lo) & self.mask())
     }
 
-    /// Returns a register value with only this field set.
+    /// Returns a register value with the low bits of `value` in this field and zeros elsewhere.
     #[must_use]
     pub const fn encode(self, value: u32) -> u32 {
         self.with(0, value)

@@ -7,9 +7,9 @@ pub enum Falcon {
     Fecs,
     /// The falcons of PGRAPH's GPCs.
     Gpccs,
-    /// Copy engine 0.
+    /// The falcon of copy engine 0.
     Copy0,
-    /// Copy engine 1.
+    /// The falcon of copy engine 1.
     Copy1,
 }
 

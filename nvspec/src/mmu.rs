@@ -9,7 +9,7 @@
 use crate::addr::{GpuVa, LARGE_PAGE, SMALL_PAGE, VA_BITS};
 use bitfield_struct::bitfield;
 
-/// Shift of the barrier page's address in its register.
+/// Right shift of the barrier page's address in its register.
 pub const BARRIER_SHIFT: u32 = 8;
 /// Size of a directory or table entry in bytes.
 pub const ENTRY_BYTES: u64 = 8;

@@ -22,7 +22,8 @@ pub fn blocks() -> impl Iterator<Item = &'static (&'static str, u32, u32, &'stat
     host::BLOCKS.iter().chain(memory::BLOCKS).chain(board::BLOCKS).chain(graph::BLOCKS)
 }
 
-/// Returns the register at `offset` and its array index. This is for logs and tools: it is too slow for dispatch.
+/// Returns the block name of the register at `offset`, the register, and its array index. This is for logs and tools:
+/// it is too slow for dispatch.
 #[must_use]
 pub fn lookup(offset: u32) -> Option<(&'static str, &'static RegInfo, u32)> {
     let (block, _, _, info) = blocks().find(|(_, base, end, _)| (*base..*end).contains(&offset))?;

@@ -36,8 +36,8 @@ impl Program {
     /// Creates a program from machine code and a description of each kernel. The code is not decoded.
     ///
     /// # Errors
-    /// Returns an error if the code is not a whole number of instructions or is longer than 8 MiB, or if a kernel is
-    /// outside the code.
+    /// Returns an error if the length of the code is not a multiple of 8 bytes or exceeds 8 MiB, or if a kernel is
+    /// misaligned or outside the code.
     pub fn from_raw(code: &[u8], kernels: Vec<Kernel>) -> Result<Self, String> {
         let (pairs, rest) = code.as_chunks::<8>();
         if !rest.is_empty() || code.len() > MAX_BYTES as usize {

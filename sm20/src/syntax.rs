@@ -103,7 +103,7 @@ pub(crate) trait Visitor {
     /// Visits a barrier number or count. A count may be omitted if it is RZ.
     fn barrier(&mut self, operand: &mut BarrierOperand, last: bool) -> Result<(), Self::Error>;
 
-    /// Returns an error for a value that was read.
+    /// Returns an error that rejects a value for the reason `why`.
     fn reject(&mut self, why: &'static str) -> Self::Error;
 }
 

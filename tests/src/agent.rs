@@ -125,7 +125,7 @@ impl Agent {
         self.send(&format!("& {command}"))
     }
 
-    /// Sends a command without waiting for it. Without `&`, the guest runs it after all earlier commands.
+    /// Sends a command without waiting for it. Without `&`, the guest runs it after all earlier commands without `&`.
     pub fn send(&self, command: &str) -> Result<Pending<'_>> {
         if command.contains('\n') {
             bail!("a command for the guest is one line: {command:?}");

@@ -98,7 +98,7 @@ pub struct Outcome {
     pub vms: Vec<usize>,
     /// Charges of each VM since the start of the measurement.
     pub uses: Uses,
-    /// Start time of each load, in ns since the start of the measurement.
+    /// Start time of each load, in ns since the start of the measurement, or 0 if it started earlier.
     pub marks: Vec<u64>,
     /// Start of the measurement, in ns of the card's clock.
     pub from: u64,

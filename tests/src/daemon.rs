@@ -67,7 +67,7 @@ impl Ended {
     }
 }
 
-/// A running `mediatord`, which is killed on drop.
+/// A running `mediatord`, which is stopped on drop, and killed if it does not exit.
 pub struct Daemon {
     process: Process,
     /// Path of the program. A test may replace this file before an upgrade.
@@ -111,7 +111,7 @@ impl Daemon {
         Self::start_program(binary("mediatord")?, (Some(manager), variables), scratch, paths)
     }
 
-    /// Starts the daemon as a service, and keeps its sockets in a service manager.
+    /// Starts the daemon as a service of a service manager, which keeps the daemon's sockets.
     pub fn start_as_service(name: &str, configure: impl FnOnce(&Paths) -> String) -> Result<Self> {
         let (scratch, paths) = prepare(name, configure)?;
         let manager = ServiceManager::new(&scratch.path().join("notify")).context("a service manager")?;

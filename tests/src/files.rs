@@ -28,7 +28,7 @@ impl Files {
         Ok(())
     }
 
-    /// Adds a file with permissions `mode`.
+    /// Adds a file at `to`, a path without a leading slash, with permissions `mode`. Also adds its parent folders.
     pub fn write(&mut self, to: &str, mode: u32, bytes: &[u8]) {
         for folder in to.match_indices('/').map(|(at, _)| &to[..at]) {
             if self.names.insert(folder.to_owned()) {

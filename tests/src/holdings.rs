@@ -74,8 +74,8 @@ impl Holdings {
         }
     }
 
-    /// Describes the resources that leaked between this snapshot and `later`. Descriptors, threads and mapped files
-    /// must not grow at all.
+    /// Describes the resources that leaked between this snapshot and `later`. Descriptors, mapped files, and threads
+    /// except for pool threads must not grow at all.
     #[must_use]
     pub fn lost(&self, later: &Self, slack: Slack) -> Vec<String> {
         let mut lost = Vec::new();

@@ -247,8 +247,8 @@ mod tests {
         };
         let mut all = History::default();
         all.append(history(20, 65, &[10, 20, 40, 60]));
-        // The interval at 60 was incomplete in the first query. The interval at 50 comes from the first query, because
-        // the second query contains only part of it.
+        // The interval at 60 was incomplete in the first query, so it comes from the second query. The second query
+        // contains only a part of the interval at 50, and the first query contains no charges in it.
         all.append(history(60, 95, &[50, 60, 70, 90]));
         let at: Vec<(u64, u64)> = all.samples[0].iter().map(|(at, used)| (*at, used.as_u64().unwrap_or(0))).collect();
         assert_eq!(at, [(20, 65), (40, 65), (60, 95), (70, 95), (90, 95)]);

@@ -36,7 +36,7 @@ const STATE: &str = "/run/state";
 /// Time limit of a command in the machine.
 const COMMAND_LIMIT: Duration = Duration::from_secs(600);
 
-/// Number of serial lines for VMs, all on one PCI card.
+/// Number of serial ports for VMs, all on one PCI serial card.
 pub const LINES: usize = 4;
 
 /// Description of a machine.

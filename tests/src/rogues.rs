@@ -21,7 +21,7 @@ const LIMIT_MS: &str = "200";
 const DEFAULT_LIMIT_MS: &str = "10000";
 /// Default number of strikes after which a VM is quarantined.
 const STRIKES: &str = "3";
-/// TIMEOUT: only a failing test waits this long. The history must still cover this time.
+/// TIMEOUT: only a failing test waits this long. The history of charges must still cover this time.
 const QUARANTINE_LIMIT: Duration = Duration::from_secs(30);
 
 /// Type of attack.
@@ -50,7 +50,7 @@ impl Rogue {
         Self { name, quarantined: false, way: Way::Program(what) }
     }
 
-    /// All rogues.
+    /// All rogues except for those in [`Self::BY_REGISTERS`] and [`Self::ATTACKS`].
     pub const ALL: [Self; 7] = [
         Self::program("flood", "flood"),
         Self::program("split_work", "split"),

@@ -23,9 +23,9 @@ use crate::vm::{self, Xen};
 use crate::wait::{self, Scratch};
 use crate::{Vm, VmConfig};
 
-/// Number of serial lines for domains, all on one PCI card.
+/// Number of serial ports for domains, all on one PCI serial card.
 pub const LINES: usize = 4;
-/// Device number in domain 0 of the domains' first serial line, after the machine's own lines.
+/// Device number in domain 0 of the domains' first serial port, after the machine's own ports.
 const FIRST_LINE: usize = 4;
 /// Admin socket of the daemon in domain 0.
 const ADMIN_SOCKET: &str = "/run/admin.sock";
@@ -68,7 +68,7 @@ impl DomainSpec {
         format!("guests/{}{}", self.kernel, if self.paravirtual { "-pv" } else { "" })
     }
 
-    /// Returns the domain's configuration file for `xl`. `line` is the number of its serial line.
+    /// Returns the domain's configuration file for `xl`. `line` is the index of its serial port on the PCI serial card.
     ///
     /// The domain's console shows only urgent messages, because each character causes two exits. TSC reads are not
     /// intercepted. Otherwise, QEMU would report RDTSCP as RDTSC, and Xen, which checks the instruction, would inject a
@@ -139,7 +139,7 @@ impl XenMachine {
         config.xen = Some(Xen { image: host.hypervisor(), dom0_mib: memory_mib });
         config.memory_mib =
             memory_mib + specs.iter().map(|spec| spec.memory_mib + 24 + APERTURES_MIB).sum::<u32>() + 192;
-        // With two CPUs on separate threads, domains were reset and machines hung.
+        // Use a single CPU: with two CPUs on separate threads, domains were reset and machines hung.
         config.smp = 1;
         config.accel = Accel::TcgWithSvm { threads: false };
         if let Some(qemu) = images::ensure_svm(&images::Progress::stderr())? {

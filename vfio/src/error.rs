@@ -34,7 +34,7 @@ pub enum OpenError {
         /// The IOMMU group.
         group: u32,
     },
-    /// The version or type of the interface is unknown.
+    /// The kernel's VFIO has an unexpected version, lacks a required feature, or does not report a PCI function.
     #[error("the kernel's VFIO {0}")]
     Interface(String),
     /// The IOMMU does not prevent a device from forging interrupts.

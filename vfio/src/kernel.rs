@@ -44,7 +44,7 @@ pub struct Region {
     pub sparse: bool,
 }
 
-/// A function that is also affected by a bus reset.
+/// A function that is affected by a bus reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dependent {
     /// IOMMU group of the function.
@@ -131,7 +131,7 @@ pub trait Kernel: Send + Sync {
     fn reset(&self) -> io::Result<()>;
     /// Lists the functions affected by a bus reset, including this one.
     fn dependents(&self) -> io::Result<Vec<Dependent>>;
-    /// Resets the bus. All of its functions must belong to the group.
+    /// Resets the bus. All of its functions must belong to the group or be bound to the function's iommufd.
     fn hot_reset(&self) -> io::Result<()>;
     /// Reads from the device file.
     fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()>;

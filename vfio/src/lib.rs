@@ -121,7 +121,8 @@ impl VfioCard {
         self.read32(pmc::ENABLE::OFFSET);
     }
 
-    /// Resets the function with the chosen method. Returns `false` if the kernel did not reset it.
+    /// Resets the function with the chosen method. Returns `false` if the chosen method is a reset of its units, or if
+    /// the kernel's reset fails.
     fn reset_function(&self) -> bool {
         let done = match &self.method {
             Method::Units => return false,

@@ -191,7 +191,7 @@ fn join(kernel: &dyn Kernel, address: Address, group: u32) -> Result<(), OpenErr
     })
 }
 
-/// Checks the identity of the chip, and that a driver can use the chip.
+/// Checks that the card responds, that its chip is supported, and that its VBIOS has run.
 fn identify(registers: &Bar, address: Address) -> Result<(), OpenError> {
     let boot0 = registers.read32(pmc::BOOT_0::OFFSET);
     if boot0 == u32::MAX {

@@ -69,7 +69,8 @@ pub fn wake(config: &Bar) -> io::Result<()> {
     Err(io::Error::other(format!("it stays in power state D{}", control & POWER_STATE)))
 }
 
-/// Makes a function respond to accesses and, if `master` is true, allows it to access memory.
+/// Enables a function's memory BARs and INTx. Allows the function to access memory if `master` is true, or forbids it
+/// otherwise.
 ///
 /// # Errors
 /// Returns an error if configuration space cannot be accessed, or does not keep the setting.

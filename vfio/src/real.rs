@@ -52,8 +52,7 @@ pub(crate) enum Call {
     DeviceAttachIommufdPt = 19,
 }
 
-/// Buffer size in bytes for replies that end with a list. A list that does not fit would be truncated, but no list is
-/// that long.
+/// Buffer size in bytes for replies that end with a list. No list exceeds this size.
 const MAX_ANSWER_BYTES: usize = 4096;
 
 /// The structure of a call, as bytes at the offsets defined in the kernel's header.

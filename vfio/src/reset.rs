@@ -47,8 +47,8 @@ impl Method {
 /// The kernel's names for reset methods that affect only the function itself.
 const OWN: [&str; 3] = ["device_specific", "flr", "af_flr"];
 
-/// Selects a reset method for a function in `group`. `offered` is true if the kernel can reset this function alone.
-/// `ways` lists the kernel's methods. The kernel uses the first one.
+/// Selects a reset method for a function in `group`. `offered` is true if the kernel offers `VFIO_DEVICE_RESET` for
+/// this function. `ways` lists the kernel's methods. The kernel uses the first one.
 ///
 /// # Errors
 /// Returns an error if a bus reset was requested but is impossible.

@@ -1,4 +1,4 @@
-//! Breadth-first search, which computes the number of edges from the first node of a graph to each node.
+//! Breadth-first search, which computes the distance in edges from the first node of a graph to each node.
 
 use crate::{Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::{Result, bail};

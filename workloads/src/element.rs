@@ -7,7 +7,7 @@ pub(crate) trait Element: Copy + 'static {
     fn random(random: &mut Random, count: usize) -> Vec<Self>;
     fn slot(name: &'static str, input: &[Self]) -> Slot;
     fn plus(self, other: Self) -> Self;
-    /// Returns the sum of products, computed on the CPU as precisely as possible.
+    /// Returns the sum of products, computed on the CPU: modulo 2^32 for integers, and in double precision for floats.
     fn dot(products: impl Iterator<Item = (Self, Self)>) -> Self;
     /// Compares elements. Integers must be equal regardless of the bound.
     fn same(results: &Results, name: &str, expected: &[Self], bound: Bound) -> Result<u64>;

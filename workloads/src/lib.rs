@@ -103,7 +103,7 @@ pub const NAMES: &[&str] = &[
     "nw", "nn", "long-madd", "memory",
 ];
 
-/// Returns the workload with the given name.
+/// Returns the workload with the given name, if it exists.
 #[must_use]
 pub fn by_name(name: &str, options: Options) -> Option<Box<dyn Workload>> {
     let Options { scale, seed, rounds, working_set, side } = options;

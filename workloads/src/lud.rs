@@ -6,11 +6,12 @@ use anyhow::Result;
 /// Side of a tile in cells.
 const TILE: u32 = 16;
 
-/// Approximate value of the diagonal cells. It exceeds the sum of the other cells in a row or column, so no pivoting is
-/// needed.
+/// Approximate value of the diagonal cells. It exceeds the sum of the other cells' magnitudes in a row or column, so no
+/// pivoting is needed.
 const PIVOT: f32 = 16.0;
 
-/// A matrix with cells that decrease away from the diagonal. At distance n, they are below 1 / (n + 1).
+/// A matrix with cells that decrease in magnitude away from the diagonal. At a distance n > 0, the magnitude is at most
+/// 1 / (n + 1).
 #[derive(Debug)]
 pub(crate) struct Lud {
     side: u32,

@@ -8,13 +8,13 @@
 use crate::{Buffer, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload, compare_words};
 use anyhow::{Context, Result};
 
-/// Default size in bytes at scale 1.
+/// Default size of the working set in bytes at scale 1.
 const BYTES: u64 = 256 << 10;
 /// Default number of passes.
 const PASSES: u32 = 3;
 /// Minimum size of a buffer in bytes.
 const MIN_BUFFER_BYTES: u64 = 64 << 10;
-/// Maximum number of buffers.
+/// Maximum number of buffers, excluding the spare buffer.
 const MOST_BUFFERS: u64 = 64;
 /// Number of threads per block.
 const BLOCK: u32 = 512;
@@ -22,7 +22,8 @@ const BLOCK: u32 = 512;
 const COLUMNS: usize = 4096;
 /// Mixing factor. The kernel uses the same constant.
 const FACTOR: u32 = 0x9e37_79b1;
-/// Value that is multiplied by the pass number and added in each pass.
+/// In each pass, the product of this value and the pass number, starting at 1, is XORed with the previous buffer's
+/// words.
 const KEY: u32 = 0x85eb_ca6b;
 
 /// The working set.
@@ -39,7 +40,7 @@ pub(crate) struct MemoryHungry {
 impl MemoryHungry {
     pub(crate) fn new(scale: u32, seed: u64, working_set: Option<u64>, passes: Option<u32>) -> Self {
         let bytes = working_set.unwrap_or(BYTES * u64::from(scale));
-        // Due to rounding, the buffers may be a few KiB larger than requested.
+        // Due to rounding and the minimum sizes, the working set may be larger than requested.
         let piece = bytes.div_ceil(MOST_BUFFERS).next_multiple_of(4096).max(MIN_BUFFER_BYTES);
         let count = bytes.div_ceil(piece).clamp(2, MOST_BUFFERS) as usize;
         Self { count, piece, passes: passes.unwrap_or(PASSES).max(1), seed }

@@ -73,8 +73,8 @@ impl<E: Element> Workload for Mmul<E> {
     }
 
     fn check(&self, results: &Results) -> Result<u64> {
-        // The rounding error of each sum of positive terms is at most half a unit in the last place. The bound is twice
-        // this error.
+        // Each of the `side` sums of positive terms has a rounding error of at most half a unit in the last place. The
+        // bound is twice the total of these errors.
         let bound = Bound { relative: self.side as f32 * f32::EPSILON, absolute: 0.0 };
         E::same(results, "c", &self.expected(), bound)
     }

@@ -36,7 +36,7 @@ impl Nn {
     }
 }
 
-/// Returns the nearest records and their distances, nearest first.
+/// Returns the indices and distances of the [`NEIGHBOURS`] nearest records, nearest first.
 fn nearest(distances: &[f32]) -> Vec<(usize, f32)> {
     let mut all: Vec<(usize, f32)> = distances.iter().copied().enumerate().collect();
     let (least, ..) = all.select_nth_unstable_by(NEIGHBOURS, |a, b| a.1.total_cmp(&b.1));

@@ -3,7 +3,7 @@
 use crate::{Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
-/// Side of a tile, and number of threads per block.
+/// Side of a tile in letters, and number of threads per block.
 const TILE: u32 = 32;
 /// Number of letters in the alphabet.
 const LETTERS: u32 = 24;
@@ -52,7 +52,7 @@ impl Workload for Nw {
     }
 
     fn buffers(&self) -> Vec<Slot> {
-        // The first row and column contain alignments with an empty sequence.
+        // The first row and column contain the scores of alignments with an empty sequence.
         let stride = self.stride() as usize;
         let mut scores = vec![0; stride * stride];
         for gaps in 0..stride {

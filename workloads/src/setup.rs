@@ -126,7 +126,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Loads the program and allocates the buffers, without transferring data.
+    /// Loads the program and allocates the buffers, without uploading the inputs.
     ///
     /// # Errors
     /// Returns an error if a kernel does not assemble, or if the device reports an error.

@@ -13,7 +13,7 @@ const DEFAULT_ROUNDS: u32 = 2000;
 const FACTOR: u32 = 0x0019_660d;
 const SUMMAND: u32 = 0x3c6e_f35f;
 
-/// Each thread applies x = x * FACTOR + SUMMAND to its number, `rounds` times.
+/// Each thread applies x = x * FACTOR + SUMMAND to the sum of its number and the seed, `rounds` times.
 #[derive(Debug)]
 pub(crate) struct Spin {
     rounds: u32,

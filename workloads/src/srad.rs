@@ -35,7 +35,7 @@ pub(crate) fn variation(sum: f64, squares: f64, count: usize) -> f64 {
     (squares / count as f64 - mean * mean) / (mean * mean)
 }
 
-/// Returns an image after an iteration, in double precision. `variation` is the variation of the image's speckle.
+/// Returns an image after an iteration, in double precision. `variation` is the measure of the image's speckle.
 pub(crate) fn diffused(image: &[f64], side: usize, variation: f64) -> Vec<f64> {
     let near = |at: usize| {
         let (row, column) = (at / side, at % side);
@@ -74,7 +74,7 @@ pub(crate) fn error(before: f32, statistics: f32, iterations: u32) -> f32 {
 
 impl Srad {
     pub(crate) fn new(scale: u32, seed: u64) -> Self {
-        // Leave threads of the edge blocks without a pixel.
+        // Choose a side that leaves some threads of the edge blocks without a pixel.
         let side = crate::side(64, scale) - 3;
         Self { side, image: speckled(side, seed).iter().map(|pixel| 255.0 * pixel).collect() }
     }

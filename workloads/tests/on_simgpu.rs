@@ -296,7 +296,7 @@ fn a_launch_that_was_lost_is_noticed() {
         let workload = smallest(name);
         let (setup, launches) = run_with(None, &*workload).expect("no mishap");
         workload.check(setup.results()).expect("right");
-        // The last launches of `bfs` find no new nodes.
+        // Do not lose a late launch, because the last launches of `bfs` find no new nodes.
         for lost in [0, launches / 2].into_iter().take(launches) {
             let (setup, _) = run_with(Some(Mishap::LostLaunch(lost)), &*workload).expect("runs");
             assert!(workload.check(setup.results()).is_err(), "{name} without launch {lost} of {launches}");

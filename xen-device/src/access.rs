@@ -42,7 +42,7 @@ pub(crate) struct Accesses<'a> {
 }
 
 impl Accesses<'_> {
-    /// Serves a request if it is an access. Returns the value of a read.
+    /// Serves a request if it is an access. Returns the value of a read, unless it was stored in guest memory.
     pub fn serve(&mut self, request: &Request) -> Option<u64> {
         let (space, address) = self.place(request);
         if !matches!(request.size, 1 | 2 | 4 | 8) || request.count == 0 || request.count > MAX_ITEMS {
@@ -115,7 +115,7 @@ impl Accesses<'_> {
         }
     }
 
-    /// Splits an item at BAR boundaries.
+    /// Splits an item at BAR boundaries, and accesses the parts that are in BARs.
     fn memory(&mut self, address: u64, mut data: Data<'_>) {
         let mut at = address;
         while !data.is_empty() {
@@ -158,7 +158,8 @@ impl Accesses<'_> {
                 Data::Read(bytes) if info.is_some_and(vmm_glue::RegionInfo::readable) => {
                     self.device.region_read(region, offset, bytes)
                 }
-                // The hypervisor gets its answer only after all items of the request are complete.
+                // Complete each write now, because the hypervisor gets its answer only after all items of the request
+                // are complete.
                 Data::Write(bytes) if info.is_some_and(vmm_glue::RegionInfo::writable) => {
                     self.device.region_write(region, offset, bytes).map(|ack| ack.complete_now(self.device))
                 }

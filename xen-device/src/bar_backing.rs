@@ -57,7 +57,8 @@ impl Area {
         }
     }
 
-    /// Returns the guest frames that the area should have, if its BAR is enabled.
+    /// Returns the guest frames that the area should have, if its BAR is enabled and the area's address is
+    /// page-aligned.
     fn wanted(&self, windows: &[Window]) -> Option<Range<u64>> {
         let window = windows.iter().find(|window| window.region == self.region)?;
         let first = window.range.first.checked_add(self.area.offset)?;
@@ -132,8 +133,8 @@ fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
     one.start < other.end && other.start < one.end
 }
 
-/// Checks that the guest has no memory at these addresses. If a guest mapped a BAR over its own memory, Xen would
-/// remove that memory.
+/// Checks that the guest has no memory at these addresses. Otherwise, Xen would remove that memory when pages are
+/// placed there.
 fn room(frames: &Range<u64>, target: &dyn Target) -> io::Result<()> {
     let count = usize::try_from(frames.end.saturating_sub(frames.start)).unwrap_or(usize::MAX);
     match target.present(frames.start, count)?.contains(&true) {
@@ -156,7 +157,7 @@ fn lend(area: &Area, frames: &Range<u64>, target: &dyn Target, device: &mut dyn 
             let lent = device.lend_area(area.region, area.area, &Arc::new(mapping));
             lent.map_err(|error| refused("the device rejects them", &error))
         });
-    // If the device did not have the pages, guest writes to them would be lost.
+    // On failure, remove the pages from the domain: guest writes to pages that the device does not use would be lost.
     lent.inspect_err(|_| report(target.take_frames(frames.start, count)))
 }
 

@@ -1,5 +1,6 @@
 //! A fake hypervisor for tests on any host. It is stricter than Xen: errors that Xen would accept, such as binding a
-//! port twice, partially releasing a range, or answering without a request, are recorded in [`FakeXen::breaches`].
+//! port twice, releasing a part of a range, or leaving the interrupt pin asserted at the end, are recorded in
+//! [`FakeXen::breaches`].
 //!
 //! The guest's side is [`FakeDomain`], which makes accesses as Xen does for virtual CPUs, and adds and removes memory.
 
@@ -126,7 +127,7 @@ pub struct FakeSpec {
     pub cpus: usize,
     /// Size of the domain's memory in KiB. The memory starts at address 0, with a hole for a PC's VGA memory.
     pub kib: u64,
-    /// Target size of the domain's memory in KiB, if smaller.
+    /// Target size of the domain's memory in KiB, if smaller than `kib`.
     pub target_kib: Option<u64>,
     /// True for an HVM domain.
     pub hvm: bool,
@@ -552,7 +553,7 @@ impl FakeDomain {
         Some(())
     }
 
-    /// Returns the answer to a request, if it has arrived.
+    /// Takes the answer to a virtual CPU's request, if it has arrived.
     #[must_use]
     pub fn answer(&self, cpu: usize) -> Option<u64> {
         let server = self.server()?;
@@ -580,8 +581,8 @@ impl FakeDomain {
         })
     }
 
-    /// Performs an access as Xen does: accesses the domain's memory directly, returns all ones outside the server's
-    /// claims, and forwards all other accesses to the server.
+    /// Performs an access as Xen does: accesses pages added to the domain directly, returns all ones outside the
+    /// server's claims, and forwards all other accesses to the server.
     ///
     /// # Panics
     /// Panics if the memory file cannot be read or written.
@@ -744,7 +745,7 @@ impl FakeDomain {
         self.0.state.lock().asked.clone()
     }
 
-    /// Returns the ranges claimed by the server, by address.
+    /// Returns the ranges claimed by the server, in address order.
     #[must_use]
     pub fn ranges(&self) -> Vec<Range> {
         let mut ranges = self.server().map(|server| server.state.lock().ranges.clone()).unwrap_or_default();
@@ -783,7 +784,7 @@ fn fire(server: &Server, port: u32) {
         state.fired.insert(port);
         server.signal.set();
     } else {
-        // If the port is bound later, it is already pending.
+        // The port is not bound yet. Its event fires when the port is first unmasked.
         state.pending.insert(port);
     }
 }

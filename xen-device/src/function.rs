@@ -43,14 +43,14 @@ pub(crate) struct Function {
     link: Link,
     target: Arc<dyn Target>,
     regions: [RegionInfo; NUM_REGIONS],
-    /// Offset of the MSI capability.
+    /// Offset of the MSI capability in configuration space, if the device has one.
     msi: Option<u64>,
     message: Message,
     by_message: bool,
     by_pin: bool,
     /// Level of the pin in the domain.
     pin: Arc<Mutex<bool>>,
-    /// Enabled and claimed BARs, by address.
+    /// Enabled and claimed BARs, in address order.
     windows: Vec<Window>,
     bar_backing: BarBacking,
     pub bus_master: bool,
@@ -84,12 +84,13 @@ impl Function {
         self.regions.get(usize::from(region as u8))
     }
 
-    /// Returns the enabled BARs, by address.
+    /// Returns the enabled and claimed BARs, in address order.
     pub fn windows(&self) -> &[Window] {
         &self.windows
     }
 
-    /// Rereads configuration space after a write.
+    /// Rereads configuration space after a write, and updates the claimed addresses, the domain pages under the BARs,
+    /// and the interrupt routing.
     pub fn look(&mut self, device: &mut dyn Device) {
         let command = word(device, config::COMMAND);
         self.bus_master = command & COMMAND_MASTER != 0;
@@ -158,7 +159,7 @@ impl Function {
         (control & MSI_ENABLE != 0, high << 32 | low, data & 0xffff)
     }
 
-    /// Returns the BARs at their guest addresses.
+    /// Returns the BARs with valid guest addresses, in address order and without overlaps.
     fn placed(&self, device: &mut dyn Device) -> Vec<Window> {
         let mut windows = Vec::new();
         let mut number = 0;
@@ -239,7 +240,7 @@ impl Function {
         }
     }
 
-    /// Counts an access that the device denies. The guest gets the result that hardware would return.
+    /// Counts a denied access, and logs it occasionally.
     pub fn denied(&self, error: AccessError) {
         let before = add(&self.link.counters().denied, 1);
         if worth_logging(before.saturating_add(1)) {
@@ -248,7 +249,7 @@ impl Function {
     }
 }
 
-/// Returns a dword of configuration space.
+/// Returns the dword of configuration space that contains `offset`, or 0 if the device denies the read.
 fn word(device: &mut dyn Device, offset: u64) -> u32 {
     let mut bytes = [0; 4];
     match device.region_read(RegionIndex::Config, offset & !3, &mut bytes) {

@@ -22,7 +22,7 @@ use crate::store::DomainName;
 const MAX_STEPS: usize = 96;
 /// Size of a domain's memory in KiB.
 const KIB: u64 = 4096;
-/// Start addresses of the BARs, which are adjacent.
+/// Values written to the BARs. BAR0 ignores bit 12, so that the BARs are adjacent.
 const PLACES: [u64; 2] = [0xf100_1000, 0xf100_2000];
 
 /// Reads bytes in sequence, and zeros once they are exhausted.
@@ -93,7 +93,7 @@ impl Drop for Stops<'_> {
     }
 }
 
-/// Runs an input to completion.
+/// Decodes the steps of an input, and runs them on a server.
 ///
 /// # Panics
 /// Panics if a check fails.

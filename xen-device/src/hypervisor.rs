@@ -23,7 +23,7 @@ pub struct Range {
 /// Reason why a domain cannot be served.
 #[derive(Debug, Error)]
 pub enum AttachError {
-    /// This process cannot call the hypervisor, or is not permitted to.
+    /// This process cannot open one of the kernel's Xen devices.
     #[error("{path}: {error}; {advice}")]
     Device {
         /// Path of the kernel's device.

@@ -29,7 +29,7 @@ const PRIVCMD: &str = "/dev/xen/privcmd";
 const EVTCHN: &str = "/dev/xen/evtchn";
 const PAGE: usize = 4096;
 const _: () = assert!(PAGE as u64 == PAGE_SIZE);
-/// Maximum number of frames per call.
+/// Maximum number of frames per mapping.
 const MAX_FRAMES: usize = 1 << 16;
 
 /// Returns the number of an ioctl without direction bits, which Xen's ioctls do not use.
@@ -101,7 +101,7 @@ mod op {
 
 /// Declares that the server updates the ring's read pointer atomically.
 const BUFFERED_ATOMIC: u64 = 2;
-/// Keeps the pages out of the domain's memory.
+/// Makes Xen keep the server's pages out of the domain's memory.
 const NO_FRAMES: u64 = 1;
 const RANGE_MEMORY: u64 = 1;
 const RANGE_PCI: u64 = 2;
@@ -297,7 +297,7 @@ impl Drop for Foreign {
 /// A domain that is served.
 #[derive(Debug)]
 struct KernelTarget {
-    // Dropped in this order: the server first, so that no access arrives while its pages are dropped.
+    // Fields are dropped in this order: the server first, so that no access arrives while its pages are dropped.
     server: Server,
     requests: Mapping,
     buffered: Mapping,

@@ -39,7 +39,7 @@ pub mod register {
 /// Record of all calls to a device.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
-    /// Accesses: region, offset, length in bytes, and a flag that is true for a write.
+    /// Accesses to BARs: region, offset, length in bytes, and a flag that is true for a write.
     pub accesses: Vec<(RegionIndex, u64, usize, bool)>,
     /// Currently mapped memory: sizes in bytes by address.
     pub mapped: BTreeMap<u64, u64>,
@@ -47,7 +47,7 @@ pub struct Seen {
     pub came: u64,
     /// Number of domains that have disconnected.
     pub went: u64,
-    /// Set if the device rejects pages for its regions.
+    /// Set by a test to make the device reject pages for its regions.
     pub refuses: bool,
 }
 

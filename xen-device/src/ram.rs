@@ -15,7 +15,7 @@ use vmm_glue::memory::{MemoryLimits, PAGE_SIZE};
 
 use crate::hypervisor::Target;
 
-/// Size of the smallest chunk in frames: 2 MiB.
+/// Minimum chunk size in frames: 2 MiB. Only the first and last chunk of a range may be smaller.
 const MIN_PIECE: u64 = 512;
 /// Target number of chunks. The number of regions per client is limited.
 const TARGET_PIECES: u64 = 1024;
@@ -64,7 +64,7 @@ impl Piece {
 pub(crate) struct Ram {
     pieces: Vec<Piece>,
     limits: MemoryLimits,
-    /// Number of runs rejected, by the device or because of a limit.
+    /// Number of failed attempts to map a run for the device.
     refused: u64,
 }
 
@@ -87,8 +87,8 @@ impl Ram {
             if piece.first == FRAME_AT_4_GIB {
                 met_end = false;
             }
-            // A domain's memory is initially contiguous, so a chunk without memory is followed only by other such
-            // chunks. Drop these chunks instead of checking them periodically.
+            // Below and above 4 GiB, a domain's memory is initially contiguous, so a chunk without memory is followed
+            // only by other such chunks. Drop these chunks instead of checking them periodically.
             if !met_end {
                 self.fill(place, target, link, device);
                 met_end = self.pieces.get(place).is_some_and(|piece| piece.runs.is_empty());
@@ -98,7 +98,7 @@ impl Ram {
         gauge(link);
     }
 
-    /// Rechecks chunks with holes. Returns true if any chunk had holes.
+    /// Maps frames that the guest has added to chunks with holes. Returns true if any chunk had holes.
     pub fn look_at_holes(&mut self, target: &dyn Target, link: &Link, device: &mut dyn Device) -> bool {
         let holes: Vec<_> = (0..).zip(&self.pieces).filter(|(_, piece)| !piece.is_whole()).map(|(at, _)| at).collect();
         for &place in &holes {

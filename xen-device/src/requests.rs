@@ -107,7 +107,7 @@ impl Request {
     }
 }
 
-/// Returns the offset in the page of a slot's field.
+/// Returns the offset of a slot's field within the page, or `None` if no such slot exists.
 fn place(number: usize, field: usize) -> Option<usize> {
     (number < SLOTS).then(|| number.saturating_mul(SLOT).saturating_add(field))
 }
@@ -206,7 +206,8 @@ pub fn take_buffered(page: &Mapping) -> Result<Option<Request>, BadRing> {
     }))
 }
 
-/// The ring of buffered requests is invalid: its pointers exceed its size, or it ends with half an entry.
+/// The ring of buffered requests is invalid: it claims to contain more entries than fit, or it ends with half of a
+/// request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the ring of buffered requests claims to contain {filled} entries")]
 pub struct BadRing {

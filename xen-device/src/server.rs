@@ -60,7 +60,7 @@ impl XenServer {
         Ok(())
     }
 
-    /// Returns the domain, if it exists and has not been served yet.
+    /// Returns the domain, if it exists and has been neither served nor rejected yet.
     fn find(&mut self) -> io::Result<Option<Found>> {
         self.store.changed()?;
         if let Some(done) = self.done
@@ -91,7 +91,7 @@ impl XenServer {
         let slot = self.options.slot;
         let session = match self.hypervisor.attach(domain, slot, link.wake()) {
             Ok(target) => {
-                // Drop requests intended for the previous domain.
+                // Drop a request to disconnect the previous domain.
                 link.take_disconnect();
                 // The virtual CPUs' ports exist from now on, and incoming accesses wait.
                 target.enable().and_then(|()| Session::begin(found, Arc::clone(&target), link, device, &self.options))
@@ -127,7 +127,7 @@ impl XenServer {
     }
 
     fn wait(&mut self, link: &Link, stop: &StopHandle) -> Result<(), ServerError> {
-        // Events that arrived during another request end the wait immediately.
+        // Watch events that arrived during a request to xenstore end the wait immediately.
         if self.store.changed().map_err(ServerError::Poll)? {
             return Ok(());
         }

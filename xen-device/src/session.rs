@@ -22,7 +22,7 @@ use crate::store::{Found, Store};
 /// TIMEOUT: interval between two checks of memory with holes. The server need not react quickly when a guest takes
 /// memory back.
 const HOLES: Duration = Duration::from_millis(500);
-/// Number of requests after which other events are checked, even if more requests arrive.
+/// Number of rounds of requests after which other events are checked, even if more requests arrive.
 const MAX_ROUNDS: u32 = 256;
 /// Number of polls for a request per clock reading.
 const POLLS_PER_CLOCK_READ: u32 = 64;
@@ -128,7 +128,7 @@ impl<'a> Session<'a> {
                 tracing::info!(domain = self.id, "the domain is no longer served, as requested");
                 return Ok(Ended::Disconnected);
             }
-            // A domain has no memory file that could be private.
+            // Discard a request to check for private memory files, because a domain has none.
             self.link.take_check_shared();
             if self.serve() {
                 continue;
@@ -157,7 +157,8 @@ impl<'a> Session<'a> {
         self.device.disconnected();
     }
 
-    /// Serves requests until none arrives within the polling time. Returns true if more work is ready.
+    /// Serves requests until none arrives within the polling time, but at most [`MAX_ROUNDS`] rounds. Returns true in
+    /// the latter case, in which more requests may be ready.
     fn serve(&mut self) -> bool {
         let mut spinning = None;
         let mut served = 0;
@@ -177,7 +178,7 @@ impl<'a> Session<'a> {
                 self.spin.miss(now);
                 return false;
             }
-            // In domain 0, reading the clock is a hypercall, so read it only occasionally.
+            // In domain 0, reading the clock may enter the hypervisor, so read it only occasionally.
             let _ = (0..POLLS_PER_CLOCK_READ).any(|_| {
                 std::hint::spin_loop();
                 self.is_ready()
@@ -265,9 +266,10 @@ impl<'a> Session<'a> {
         if ports.is_empty() { Ok(()) } else { self.target.unmask(&ports) }
     }
 
-    /// Sleeps until an event occurs. Returns true if domains were created or destroyed.
+    /// Sleeps until an event occurs, or until memory with holes must be checked. Returns true if domains were created
+    /// or destroyed.
     fn wait(&mut self, store: &mut dyn Store, stop: &StopHandle) -> io::Result<bool> {
-        // Events that arrived during another request end the wait immediately.
+        // Watch events that arrived during a request to xenstore end the wait immediately.
         if store.changed()? {
             return Ok(true);
         }

@@ -164,7 +164,7 @@ impl Store for XenStore {
 
     fn refuse_saves(&mut self, id: DomainId, refused: bool) -> io::Result<()> {
         let path = format!("/local/domain/{id}/device/suspend/event-channel");
-        // The domain owns this node. While saves are refused, only domain 0 may write to the node.
+        // By default, the domain owns this node. While saves are refused, only domain 0 may write to the node.
         let (value, permissions) = match refused {
             true => (NO_PORT, ["n0".to_owned(), format!("r{id}")].to_vec()),
             false => ("", [format!("n{id}")].to_vec()),

@@ -59,12 +59,14 @@ impl Connection {
         Ok(Self { device, received: VecDeque::new(), next: 1, events: false })
     }
 
-    /// Returns a descriptor that is readable once an event has arrived.
+    /// Returns a descriptor that is readable while it has unread data. A request may already have read an event, so
+    /// call [`Self::changed`] before waiting.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.device.as_fd()
     }
 
-    /// Sends a request and waits for the answer. Returns `Ok(None)` if the node does not exist.
+    /// Sends a request and waits for the answer. Returns `Ok(None)` if xenstore replies `ENOENT` (the node does not
+    /// exist) or `EINVAL`.
     pub fn ask(&mut self, kind: u32, words: &[&str]) -> io::Result<Option<Vec<u8>>> {
         self.ask_with(kind, words, "")
     }
@@ -133,7 +135,7 @@ impl Connection {
         }
     }
 
-    /// Removes one complete message from the received bytes.
+    /// Removes the first message from the received bytes, if it is complete.
     fn message(&mut self) -> io::Result<Option<(Header, Vec<u8>)>> {
         let bytes = self.received.make_contiguous();
         let Ok((header, rest)) = Header::read_from_prefix(bytes) else { return Ok(None) };

@@ -1,4 +1,4 @@
-//! Lists the benchmarks, with the figures of papers or the pages that they reproduce.
+//! Lists the benchmarks, with the papers' figures that they reproduce, and the pages that contain their results.
 
 use anyhow::{Result, bail};
 
@@ -72,7 +72,7 @@ pub fn check(name: &str) -> Result<()> {
     bail!("there is no benchmark `{name}`, expected one of {}; see `cargo xtask bench --list`", known.join(", "))
 }
 
-/// Returns true if a benchmark needs neither images nor the daemon's release build.
+/// Returns true if the benchmark with exactly this name needs neither guests nor a GPU.
 pub fn needs_no_guests(name: &str) -> bool {
     BENCHES.iter().any(|(known, needs, _)| *known == name && *needs == Needs::Nothing)
 }

@@ -75,7 +75,8 @@ pub fn generated_pages(write: bool) -> Result<bool> {
     Ok(passed)
 }
 
-/// Runs the toolchain's tools. Returns each tool with a flag that is true if it passed.
+/// Runs rustfmt, clippy, rustdoc, and the tests of generated pages. Returns the name of each check, with a flag that is
+/// true if it passed.
 fn tools() -> Result<Vec<(&'static str, bool)>> {
     let mut results = vec![("format", shown(&mut cargo(&["fmt", "--all", "--check"]))?)];
     if root().join(FUZZ).exists() {

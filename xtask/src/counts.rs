@@ -1,4 +1,4 @@
-//! Checks the operators' counters: the code must increment every declared counter.
+//! Checks the operators' counters: the code must increment or set every declared counter.
 //!
 //! The check works on the source text. A counter is a field in a `counts!` block. It counts as used if product code of
 //! the same crate increments or sets it.
@@ -39,7 +39,7 @@ fn of_crate(path: &Path) -> Option<&Path> {
     path.ancestors().find(|folder| folder.file_name().is_some_and(|name| name == "src")).and_then(Path::parent)
 }
 
-/// Returns the counters that are declared but never incremented.
+/// Returns the counters that are declared but never incremented or set.
 pub fn never_counted(files: &[File]) -> Vec<String> {
     let mut problems = Vec::new();
     for file in files {

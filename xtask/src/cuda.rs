@@ -1,4 +1,5 @@
-//! NVIDIA's CUDA headers, which are downloaded but never added to the sources, and benchmarks on a real card.
+//! NVIDIA's CUDA headers and runtime libraries, which are downloaded but never added to the sources, and benchmarks on
+//! a real card.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::guests::BenchOptions;
 use crate::run::{cargo, root, shown, target};
 
-/// Wheels with headers: the major version, a header in the wheel, and the name of the wheel.
+/// Wheels with headers: CUDA's major version, a header in the wheel, and the wheel's name and version.
 const WHEELS: [(&str, &str, &str); 4] = [
     ("12", "cuda.h", "nvidia-cuda-runtime-cu12==12.9.79"),
     ("13", "cuda.h", "nvidia-cuda-runtime==13.5.37"),
@@ -20,7 +21,7 @@ const WHEELS: [(&str, &str, &str); 4] = [
 /// Environment variable with the header folder, for the tests of `cuda-table`.
 pub const HEADERS_VARIABLE: &str = "GPU_MEDIATOR_CUDA_HEADERS";
 
-/// Wheels with NVIDIA's runtime library: the major version, and the name of the wheel.
+/// Wheels with NVIDIA's runtime library: CUDA's major version, and the wheel's name and version.
 const RUNTIMES: [(&str, &str); 3] = [
     ("11", "nvidia-cuda-runtime-cu11==11.8.89"),
     ("12", "nvidia-cuda-runtime-cu12==12.9.79"),
@@ -171,8 +172,7 @@ fn commit() -> Option<String> {
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// Builds the library, the owner, the rig's programs and the `further` packages in release mode. Returns the program
-/// folder.
+/// Builds the packages that all benchmarks need and the `further` packages in release mode. Returns the program folder.
 fn build(further: &[&str]) -> Result<PathBuf> {
     let packages = ["cuda-shim", "cuda-owner", "cuda-rig", "cuda-guest", "cuda-worker", "gdev-crypt"];
     let arguments = packages.iter().chain(further).flat_map(|name| ["-p", name]);

@@ -50,7 +50,7 @@ pub fn build(jobs: Option<usize>) -> Result<()> {
     Ok(())
 }
 
-/// Builds all targets, and runs the requested ones. Each target counts as one test.
+/// Runs the requested targets, which must have been built. Each target counts as one test.
 pub fn run(args: &TestArgs) -> Result<Tally> {
     let mut targets = fuzz_targets(&root())?;
     if let Some(filter) = &args.filter {

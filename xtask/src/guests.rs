@@ -22,7 +22,8 @@ pub fn images() -> Background {
     })
 }
 
-/// Creates the images and builds the daemon in release mode. Returns the program folder.
+/// Creates the images, and builds the daemon, its tool and the rig's programs in release mode. Returns the program
+/// folder.
 fn release() -> Result<PathBuf> {
     images::ensure(&images::Progress::stderr()).context("the files for the guests could not be created")?;
     if !shown(&mut cargo(&["build", "--release", "--package", "mediatord", "--package", "mediatorctl", "--bins"]))? {
@@ -43,14 +44,14 @@ pub fn demo(args: &[String]) -> Result<bool> {
 
 /// Options of a benchmark.
 pub struct BenchOptions {
-    /// File for the results.
+    /// File for the results, or their folder if `all` is true.
     pub json: Option<PathBuf>,
     pub seconds: Option<u64>,
     pub rounds: Option<u32>,
     pub only: Option<String>,
     /// True to run every benchmark, each with its own file in the folder `json`.
     pub all: bool,
-    /// True to keep the results that the file already contains.
+    /// True to keep the results that the file already contains, and to measure only the missing ones.
     pub resume: bool,
     /// Number of concurrent busy loops.
     pub beside_load: u32,
@@ -58,7 +59,7 @@ pub struct BenchOptions {
     pub programs: Option<PathBuf>,
 }
 
-/// Runs the benchmarks. Returns true if all benchmarks ran.
+/// Runs the benchmark `name`, or all benchmarks if it is `None`. Returns true on success.
 pub fn bench(name: Option<&str>, options: &BenchOptions) -> Result<bool> {
     let BenchOptions { json, seconds, rounds, only, all, resume, beside_load, programs } = options;
     if let Some(name) = name {
@@ -107,7 +108,8 @@ pub fn bench(name: Option<&str>, options: &BenchOptions) -> Result<bool> {
     shown(&mut command)
 }
 
-/// Returns the command that runs a package's program in release mode, with the environment variables that it needs.
+/// Creates the images, and builds a package's program and the programs that it starts in release mode. Returns the
+/// command that runs it, with [`BIN_VARIABLE`] set.
 fn program(package: &str, name: &str) -> Result<Command> {
     let binaries = release()?;
     let mut command = built(package, name)?;

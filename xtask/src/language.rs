@@ -74,7 +74,7 @@ fn comment(line: &str) -> Option<&str> {
     (!before.ends_with(':') && before.matches('"').count() % 2 == 0).then_some(after)
 }
 
-/// Counts the words in each package.
+/// Counts the comment lines and the listed words in the comments of each package.
 fn counts(metadata: &Metadata, files: &[File]) -> BTreeMap<String, Counts> {
     let folders: Vec<(String, &Path)> = metadata
         .workspace_packages()

@@ -338,7 +338,7 @@ pub fn metadata(manifest: &str) -> Result<Metadata> {
     command.exec().with_context(|| format!("cargo metadata for {manifest}"))
 }
 
-/// Returns forbidden dependencies, and permitted dependencies that are unused.
+/// Returns crates without a layer, forbidden dependencies, and permitted dependencies that are unused.
 pub fn layers(metadata: &Metadata) -> Vec<String> {
     let mut problems = Vec::new();
     let packages = metadata.workspace_packages();

@@ -231,7 +231,7 @@ pub fn wide_comments(files: &[File]) -> Vec<String> {
     problems
 }
 
-/// Returns modules in files named `x/mod.rs`. By convention, a module is in `x.rs`, with its parts in `x/`.
+/// Returns modules below `src` in files named `x/mod.rs`. By convention, a module is in `x.rs`, with its parts in `x/`.
 pub fn module_files(files: &[File]) -> Vec<String> {
     let in_sources = |file: &&File| file.path.components().any(|part| part.as_os_str() == "src");
     let named = files.iter().filter(in_sources).filter(|file| file.path.ends_with("mod.rs"));

@@ -15,7 +15,7 @@ pub struct BusyLoops {
 }
 
 impl BusyLoops {
-    /// Starts `count` loops, each on its own thread.
+    /// Starts `count` loops, but at most [`MAX_LOOPS`], each on its own thread.
     pub fn start(count: u32) -> Self {
         let ends = Arc::<AtomicBool>::default();
         if count > 0 {

@@ -61,8 +61,8 @@ impl Mutation {
     }
 }
 
-/// Tries each mistake in turn. Returns true if tests detected all mistakes. If `resume` is true, skips mistakes that
-/// were detected in earlier runs.
+/// Tries the mistakes that match one of `filters`, or all mistakes if it is empty. Returns true if tests detected all
+/// of them. If `resume` is true, skips mistakes that were detected in earlier runs.
 pub fn run(filters: &[String], resume: bool) -> Result<bool> {
     let all = mutations(&metadata("Cargo.toml")?)?;
     let is_like = |mutation: &Mutation, filter: &str| mutation.name.contains(filter) || mutation.package == filter;
@@ -129,7 +129,7 @@ fn told(mutation: &Mutation, verdict: &Verdict, record: &Record) -> Result<bool>
     Ok(noticed)
 }
 
-/// Makes a single mistake in the copy, runs its tests, and reverts the mistake.
+/// Makes a single mistake in the copy, builds its tests, reverts the mistake, and runs the tests.
 fn make_alone(build: &Build, sources: &Sources, options: &[String], mutation: &Mutation) -> Result<Verdict> {
     let path = sources.copy.join(&mutation.file);
     let with_switches = fs::read(&path).with_context(|| mutation.file.clone())?;
@@ -178,7 +178,8 @@ fn original(file: &str) -> Result<String> {
     fs::read_to_string(root().join(file)).with_context(|| file.to_owned())
 }
 
-/// Builds the copy. A function that does not compile with both bodies has only one body in the next attempt.
+/// Builds the copy. If a function does not compile with an additional body, it has only its correct body in the next
+/// attempt.
 fn build<'m>(wanted: &[&'m Mutation], packages: Option<&BTreeSet<&str>>) -> Result<(Build, Sources<'m>, Vec<Program>)> {
     let mut alone = BTreeSet::new();
     loop {
@@ -211,7 +212,7 @@ impl Record {
         Self::at(&target().join("mutations-noticed"), resume)
     }
 
-    /// Loads a record if `resume` is true, or creates an empty one otherwise.
+    /// Loads the record if `resume` is true. Otherwise, deletes its file and returns an empty record.
     fn at(path: &Path, resume: bool) -> Result<Self> {
         if !resume && path.exists() {
             fs::remove_file(path).with_context(|| format!("cannot remove {}", path.display()))?;

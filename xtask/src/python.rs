@@ -20,7 +20,8 @@ const DOCUMENT: &str = "docs/reference/api.json";
 /// Name of the Python package.
 const PACKAGE: &str = "gpu_mediator_client";
 
-/// Creates the wheel in `out`, or in the default package folder. Prints its path.
+/// Creates the wheel in `out`, or in the default package folder. Prints the wheel's path, and the folder with the
+/// packages that it needs.
 ///
 /// # Errors
 /// Returns an error if Python or pip is missing, the registry does not respond, or the generator cannot read the

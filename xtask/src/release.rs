@@ -22,7 +22,7 @@ pub struct Release {
 /// Parses the versions in the changelog, newest first.
 ///
 /// # Errors
-/// Returns an error if the file cannot be read, or a heading has no date.
+/// Returns an error if the file cannot be read, or a version has no date or no changes.
 pub fn releases() -> Result<Vec<Release>> {
     parse(&fs::read_to_string(root().join("CHANGELOG.md")).context("CHANGELOG.md")?)
 }

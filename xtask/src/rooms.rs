@@ -52,7 +52,8 @@ fn product(text: &str) -> &str {
     text.split("#[cfg(test)]\nmod tests {").next().unwrap_or(text)
 }
 
-/// Returns the path component that follows `prefix` in each import in the text.
+/// Returns the path component after each `prefix` in the text. If a group in braces follows, returns the first
+/// component of each of its paths.
 fn named_after(text: &str, prefix: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for (at, _) in text.match_indices(prefix) {
@@ -187,10 +188,11 @@ pub fn sizes(files: &[File]) -> Vec<String> {
 
 /// Patterns of references to the software card's types. Messages and configuration keys do not count.
 const SOFTWARE_CARD: [&str; 2] = ["use simgpu", "simgpu::"];
-/// Crates that may use the software card: for card descriptions, for the configuration, and for tests.
+/// Crates under `mediator/` that may use the software card: for card descriptions, for the configuration, and for
+/// tests.
 const KNOWS_KINDS: [&str; 3] = ["physical", "config", "rig"];
 
-/// Returns files above `card::Card` that use the software card.
+/// Returns files in other crates under `mediator/` that use the software card outside of tests.
 pub fn knowing(files: &[File]) -> Vec<String> {
     let above = files.iter().filter(|file| {
         let room = room(&file.path);
@@ -212,8 +214,8 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
 /// A public item: its name, or `None` if it is public through another item, and the words in its declaration.
 type Declared<'a> = (Option<&'a str>, BTreeSet<&'a str>);
 
-/// Returns the public items declared in a text except for modules, with their public parts: fields, trait methods, and
-/// types.
+/// Returns the public items declared in a text, except for modules, and their public parts: fields, trait methods, and
+/// associated types.
 fn declared(text: &str) -> Vec<Declared<'_>> {
     const KINDS: [&str; 8] = ["fn ", "const fn ", "struct ", "enum ", "trait ", "type ", "const ", "static "];
     let mut found = Vec::new();

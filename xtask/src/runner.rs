@@ -24,7 +24,7 @@ use crate::watch;
 /// Number of ticks per second in the CPU times of `/proc`. This is the same on every Linux.
 const TICKS_PER_SECOND: u64 = 100;
 
-/// Number of lines repeated at the end for each panic or error.
+/// Maximum number of lines repeated at the end of a run after the first line of each panic or error.
 const REASON_LINES: usize = 6;
 /// Maximum number of repeated lines per test.
 const REASONS_LINES: usize = 20;
@@ -44,7 +44,7 @@ pub struct Test<'a> {
 /// CPUs that a test uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Load {
-    /// Uses this number of CPUs, or all of them if the host has fewer.
+    /// Uses this number of CPUs, or all CPUs of the test run if it has fewer.
     Processors(usize),
     /// Uses almost no CPU time, because the test mostly waits. One such test at a time runs in addition to the other
     /// tests.
@@ -289,8 +289,8 @@ fn is_reason(line: &str) -> bool {
     line.contains(" panicked at ") || line.rsplit(" ... ").next().is_some_and(|line| line.starts_with("Error: "))
 }
 
-/// Extracts the reasons for a failure from a test's output: the lines from each panic or error up to the following
-/// backtrace.
+/// Extracts the reasons for a failure from a test's output: the first lines of each panic or error, without its
+/// backtrace, and the exit status.
 fn reasons(output: &str) -> Vec<String> {
     let mut lines = output.lines();
     let mut found = Vec::new();
@@ -321,8 +321,8 @@ fn cpu_of(stat: &str) -> Option<Duration> {
     ticks(stat, 0)
 }
 
-/// Returns the sum of the CPU times starting at field `first`: user and system time of the process, and then of its
-/// children.
+/// Returns the sum of a process's CPU times starting at index `first`: its user and system time (0 and 1), and those of
+/// its reaped children (2 and 3).
 fn ticks(stat: &str, first: usize) -> Option<Duration> {
     // After the program name, which may contain any characters, eleven fields precede the times.
     let fields = stat.rsplit_once(") ")?.1.split(' ').skip(11).take(4);

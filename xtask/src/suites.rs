@@ -185,9 +185,9 @@ struct Session<'a> {
     args: &'a TestArgs,
     /// Test programs, built on first use.
     programs: Option<Vec<Program>>,
-    /// Guest images, if any suite has guests.
+    /// Preparation of the guest images, if any suite has guests.
     images: Option<Background>,
-    /// NVIDIA's headers, if the crates in `cuda` are tested.
+    /// Download of NVIDIA's headers and runtime libraries, if the crates in `cuda` are tested.
     headers: Option<Background>,
     /// Set if the fuzz suite is selected.
     fuzzes: bool,
@@ -198,7 +198,7 @@ struct Session<'a> {
 impl<'a> Session<'a> {
     fn start(args: &'a TestArgs, suites: &[Suite]) -> Self {
         let any = |runner: Runner| suites.iter().any(|suite| suite.runner() == runner);
-        // Download and create these during the first build and the suites without guests.
+        // Prepare the images and headers during the first build and the suites without guests.
         let guests = suites.iter().any(|suite| suite.has_guests());
         let images = guests.then(guests::images);
         let headers = any(Runner::Cuda).then(|| Background::start(Priority::Behind, cuda::fetch_all));
@@ -258,7 +258,7 @@ impl<'a> Session<'a> {
             images.wait()?;
         }
         if self.fuzzes && self.targets.is_none() {
-            // Some CPUs are idle while a single guest boots.
+            // Build the fuzz targets now, because some CPUs are idle while a single guest boots.
             self.targets = Some(Background::start(Priority::Behind, || fuzz::build(Some(1))));
         }
         let cpus = available_parallelism().map_or(1, usize::from).clamp(1, 8);
@@ -267,8 +267,8 @@ impl<'a> Session<'a> {
         for test in &mut tests {
             test.load = suite_of(test.program).map_or(test.load, |suite| suite.load(&test.name));
         }
-        // Start with the tests that use several CPUs. Otherwise, they would wait while a CPU is idle. The longest tests
-        // come next.
+        // Start with the tests that use several CPUs. Otherwise, CPUs would be idle until enough of them are free for
+        // such a test. The longest tests come next.
         tests.sort_by_key(|test| match (test.load, suite_of(test.program)) {
             (Load::Processors(2..), _) => 0,
             (_, Some(Suite::Xen | Suite::Nested)) => 1,

@@ -48,7 +48,7 @@ impl Reader {
     /// Parses one line.
     pub fn line(&mut self, line: &str) {
         if line.starts_with("running ") && (line.ends_with(" tests") || line.ends_with(" test")) {
-            // The previous program printed no result, so it crashed.
+            // If the previous program printed no result, it crashed.
             self.lost();
             self.running = true;
         } else if let Some(result) = line.strip_prefix("test result: ") {
@@ -72,7 +72,7 @@ impl Reader {
     }
 }
 
-/// Returns the number that precedes `word`.
+/// Returns the number that precedes `word`, or 0.
 fn count(text: &str, word: &str) -> u64 {
     let before = text.split(word).next().unwrap_or_default();
     before.rsplit(' ').next().and_then(|n| n.parse().ok()).unwrap_or(0)

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::runner::{Failure, Taken};
 use crate::suites::Ran;
 
-/// Number of tests shown.
+/// Number of slowest tests shown.
 const SHOWN_TESTS: usize = 10;
 
 /// Prints the slowest tests, the failed tests with their reasons, and each suite's counts. The most important part

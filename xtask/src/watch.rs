@@ -10,7 +10,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
-/// Maximum number of processes and threads to examine, because a test may fork endlessly.
+/// Maximum number of processes to search for children, and of threads to list per process, because a test may fork
+/// endlessly.
 const MAX_PROCESSES: usize = 4096;
 
 /// Multiplies a limit by the factor for slow hosts. The `tests` crate reads the same environment variable, but this
@@ -75,7 +76,7 @@ fn parent(process: u32) -> Option<u32> {
     stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
 }
 
-/// Appends the kernel functions in which a process's threads are waiting.
+/// Appends one line per thread of a process: its name, its state, and the kernel function in which it is waiting.
 fn threads(process: u32, text: &mut String) {
     let tasks = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
     for task in tasks.take(MAX_PROCESSES) {

@@ -3,7 +3,7 @@
 use super::AsmError;
 use super::cursor::Cursor;
 
-/// Returns the source lines with comments replaced by spaces, so that columns do not change.
+/// Returns the source lines with comments and unsupported characters replaced by spaces, so that columns do not change.
 pub(super) fn without_comments(source: &str, errors: &mut Vec<AsmError>) -> Vec<String> {
     let mut in_block = None;
     let mut lines = Vec::new();

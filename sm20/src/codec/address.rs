@@ -17,7 +17,7 @@ pub(super) struct Memory {
     wide: bool,
 }
 
-/// A 32-bit displacement or a 64-bit address.
+/// A 32-bit displacement, for 32-bit and 64-bit addresses.
 pub(super) const GLOBAL: Memory = Memory { low: 32, high: (0, 0), shift: 0, wide: true };
 /// A 32-bit displacement.
 pub(super) const GLOBAL_LOCK: Memory = Memory { low: 32, high: (0, 0), shift: 0, wide: false };

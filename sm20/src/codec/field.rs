@@ -347,8 +347,8 @@ impl Immediate {
     }
 }
 
-/// Reads a constant bank operand. Bits 28 to 41 are the address, bits 42 to 45 are the low bits of the bank number, and
-/// bit 26 is its highest bit.
+/// Reads a constant bank operand. Bits 28 to 41 are the offset in words, bits 42 to 45 are the low bits of the bank
+/// number, and bit 26 is the highest bit of the bank number.
 fn get_constant(word: u64) -> Result<Source, Reason> {
     if take(word, 27, 1) != 0 {
         return Err(RESERVED);

@@ -18,7 +18,7 @@ fn canonical(word: u64) -> u64 {
     }
 }
 
-/// Returns valid words. For every row, there are `each` words with random operands.
+/// Returns valid words. For every row, there are up to `each` words with random operands.
 pub(crate) fn samples(random: &mut Rng, each: usize) -> Vec<u64> {
     let mut words = Vec::new();
     for (_, row) in tables() {

@@ -285,7 +285,7 @@ codes! {
         Eq = 2 "EQ",
     }
 
-    /// Action of a barrier instruction. The first three actions wait. Without results, they are BAR.SYNC.
+    /// Action of a barrier instruction. The first three actions wait. POPC without results is BAR.SYNC.
     BarrierOp: 3 {
         /// Waits, and counts the threads for which the predicate is true.
         #[default] Popc = 0 "POPC",

@@ -236,7 +236,7 @@ impl SpecialRegister {
     /// Clock, high word.
     pub const CLOCK_HI: Self = Self(0x51);
 
-    /// Names accepted by the assembler. Other registers are written as `SR_0x..`.
+    /// Names in assembly text. Other registers are written as `SR_0x..`.
     pub const NAMES: [(Self, &'static str); 36] = [
         (Self::LANE_ID, "SR_LANEID"),
         (Self::VIRT_CFG, "SR_VIRTCFG"),

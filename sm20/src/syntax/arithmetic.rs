@@ -363,7 +363,7 @@ const fn int_kind(of: IntType) -> Kind {
     if of.bits() == 64 { Kind::Long } else { Kind::Int }
 }
 
-/// The rounding of F2F, which applies either to the significand or to an integral value.
+/// The rounding of F2F, and a flag that is true if the result is rounded to an integral value.
 #[derive(Clone, Copy, Default, PartialEq)]
 struct FloatRounding(Rounding, bool);
 

@@ -1,5 +1,5 @@
-//! Syntax of moves, memory accesses and control instructions. Each function visits only its own operations, and returns
-//! false for others.
+//! Syntax of moves, memory accesses and control instructions. Each function visits only its own operations. `moves` and
+//! `memory` return false for others.
 
 use super::{Kind, Visitor, small, unless};
 use crate::ir::*;

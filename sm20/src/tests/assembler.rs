@@ -104,7 +104,8 @@ fn kernels() {
     assert_eq!(program.kernel("first"), Some(&first));
     let second = program.kernel("second").unwrap();
     assert_eq!((second.entry_offset, second.size), (40, 24));
-    // The register count includes R9 and R10, which are used by the load. Barriers 0 to 3 are used.
+    // The register count includes R9 and R10, which are used by the load. The barrier count includes barriers 0 to 3,
+    // because barrier 3 is used.
     assert_eq!((second.registers, second.barriers), (11, 4));
     let expected = [
         "RET",

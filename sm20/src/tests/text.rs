@@ -1,4 +1,4 @@
-//! Checks that the assembler accepts the disassembler's output.
+//! Checks that assembling the disassembler's output restores the original words, and that no text causes a panic.
 
 use proptest::prelude::*;
 

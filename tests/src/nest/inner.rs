@@ -1,6 +1,6 @@
 //! VMs inside a machine, under its own KVM, with vGPUs of its daemon.
 //!
-//! Each VM has a serial line to this process: its QEMU uses a line of the machine's serial PCI card. A VM's RAM
+//! Each VM has a serial line to this process: its QEMU uses a port of the machine's PCI serial card. A VM's RAM
 //! consists of huge pages of the machine, because each page mapped for a card causes a message to the outer daemon.
 
 use std::os::unix::net::UnixListener;
@@ -19,7 +19,7 @@ use crate::guest::{self, Smoke};
 use crate::vm;
 use crate::{VmConfig, wait};
 
-/// Device number of the first serial line for VMs in the machine, after a PC's own serial lines.
+/// Device number of the first serial port for VMs in the machine, after a PC's own serial ports.
 const FIRST_LINE: usize = 4;
 /// File in the machine for an argument that contains spaces: the kernel command line.
 const WORDS: &str = "etc/vm.cfg";
@@ -100,7 +100,7 @@ pub(super) fn add_images(specs: &[InnerSpec], files: &mut Files) -> Result<()> {
 
 /// Configures the machine to run guests. Returns the listening sockets for the VMs' serial lines.
 ///
-/// The machine has two CPUs if the required QEMU can be built, and one otherwise.
+/// The machine has two CPUs if any VM uses the stock driver and the required QEMU can be built, and one otherwise.
 pub(super) fn prepare(shape: Shape<'_>, config: &mut VmConfig, folder: &Path) -> Result<Vec<UnixListener>> {
     let huge_mib = shape.huge_mib + shape.vms.iter().map(|spec| spec.memory_mib).sum::<u32>();
     let whole = shape.vms.iter().all(|spec| spec.memory_mib.is_multiple_of(HUGE_MIB));

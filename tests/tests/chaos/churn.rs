@@ -19,7 +19,7 @@ const SLACK: Slack = Slack { mappings: 64, resident_kib: 16 << 10, pools: &["adm
 /// Time limit for the daemon to detect that a VM is gone.
 const NOTICE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A VM in the configuration, under which guests run one after another.
+/// A VM of the daemon's configuration, and the guest that currently runs in it.
 struct Seat {
     name: String,
     vm: Vm,
@@ -35,7 +35,8 @@ struct Host {
 }
 
 impl Host {
-    /// Starts a guest as VM `name` of the daemon's configuration, with a driver if `drives` is true.
+    /// Starts a guest in the VM `name` of the daemon's configuration. If `drives` is true, [`Self::settle`] loads its
+    /// driver.
     fn seated(&mut self, name: String, drives: bool) -> Result<Seat> {
         let mut config = VmConfig::new(&name, tests::images()?, ["6.1", "6.12"][self.random.usize(..2)])?;
         config = config.with_gpu(self.daemon.vm_socket(&name));

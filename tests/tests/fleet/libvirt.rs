@@ -14,7 +14,7 @@ const CONFIG: &str = "printf 'auth_unix_rw = \"none\"\\nauth_unix_ro = \"none\"\
     libvirt-qemu:kvm /var/lib/libvirt/qemu";
 /// The operator's guide, with the commands that create and start the domain.
 const PAGE: &str = include_str!("../../../docs/guides/libvirt.md");
-/// Changes to the domain: no KVM, a kernel, and serial lines for communication with init.
+/// Changes to the domain: no KVM, a kernel, and serial ports for the console and for communication with init.
 const CHANGES: &str = "sed -i -e \"s#type='kvm'#type='qemu'#\" -e \"s#<cpu mode=.*#<cpu mode='maximum'/>#\" -e \"s#</os>#\
     <kernel>/srv/vm/vmlinuz</kernel><initrd>/srv/vm/initrd</initrd><cmdline>console=ttyS0 no_timer_check panic=0</cmdline></os>#\" -e \
     \"s#<serial type='pty'/>#<serial type='file'><source path='/srv/vm/console.log'/></serial><serial type='pipe'>\
@@ -26,8 +26,8 @@ const PROFILE: &str = "printf '#include <tunables/global>\nprofile test /usr/bin
     }\n' > /tmp/profile && apparmor_parser --skip-kernel-load --skip-cache /tmp/profile && apparmor_parser --skip-kernel-load --skip-cache \
     --preprocess /tmp/profile | grep -q 'run/gpu-mediator/[*].sock rw'";
 
-/// Waits until at least `count` lines of `file` contain a text. The files contain the guest's replies and its console
-/// output.
+/// Waits until at least `count` lines of `file` contain the text `what`. The files contain the guest's replies and its
+/// console output.
 fn wait_for_text(host: &Debian, what: &str, file: &str, count: u32) -> Result<()> {
     host.until(what, &format!("test $(grep -c '{what}' /srv/vm/{file}) -ge {count}"), WAIT_TIMEOUT).map(drop)
 }
@@ -44,7 +44,7 @@ fn runs(host: &Debian) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the domain and its vGPU no longer exist.
+/// Waits until the vGPU no longer exists, and checks that the domain is shut off.
 fn is_gone(host: &Debian) -> Result<()> {
     host.until("the removal of the vGPU", "mediatorctl vm list | grep -q '^no VMs'", WAIT_TIMEOUT)?;
     host.ok("test \"$(virsh domstate web)\" = 'shut off' && test ! -e /run/gpu-mediator/web.sock").map(drop)

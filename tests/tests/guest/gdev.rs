@@ -81,7 +81,7 @@ fn c_programs_compute_and_share_memory_in_a_guest() -> Result<()> {
         let output = vm.run_within(&format!("run /gdev/{arguments}"), guest::SMOKE_LIMIT)?;
         ensure!(output.code == 0 && output.text().trim() == expected, "{arguments}: {}", output.text());
     }
-    // Run the same programs on the host at the same time as in the guest.
+    // Run three of the programs on the host as well.
     let target = format!("vgpu:{}", daemon.vm_socket(HOST).display());
     let kernel = Path::new(env!("CARGO_MANIFEST_DIR")).join("../gdev/c/examples/c/add.sm20");
     let on_host = |program: &str, arguments: &[&str]| -> Result<String> {

@@ -26,7 +26,7 @@ fn faults(log: &[Line]) -> Vec<&str> {
     log.iter().map(|line| line.text.as_str()).filter(|text| FAULTS.iter().any(|fault| text.contains(fault))).collect()
 }
 
-/// Unbinds and rebinds the guest's driver.
+/// Unloads and reloads the guest's driver.
 fn reload(vm: &Vm) -> Result<()> {
     let began = Instant::now();
     // An exited program keeps the device open until the driver has abandoned its work.
@@ -73,7 +73,7 @@ fn goes_on_after_kills(name: &str, kernel: &str) -> Result<()> {
         }
         daemon.kill_and_restart()?;
         if let Some(work) = work {
-            // Wait a second. The workload either fails by itself or never returns.
+            // Give the program a second to fail by itself. Otherwise, it never returns, so kill it.
             std::thread::sleep(Duration::from_secs(1));
             if !work.ended() {
                 work.kill()?;

@@ -1,5 +1,5 @@
-//! Tests Debian's Prometheus, behind the proxy described in docs/guides/operating.md, while it monitors a daemon with
-//! working VMs.
+//! Tests that Debian's Prometheus monitors a daemon with working VMs through the proxy described in
+//! docs/guides/operating.md.
 
 use std::fs;
 use std::io::Write;
@@ -23,7 +23,7 @@ const PORT: &str = "127.0.0.1:9401";
 const FOLDER: &str = "/run/gpu-mediator";
 /// Folder of the package's alert rules, as stated in the guide.
 const RULES_FOLDER: &str = "/usr/share/gpu-mediator/prometheus";
-/// Metrics of dashboard panels that are empty if a daemon serves only VMs.
+/// Parts of the names of metrics that have no samples in this test, so that their dashboard panels are empty.
 const OTHER_METRICS: [&str; 4] =
     ["_tenant_", "_owner_restarts_", "_moves_total", "gpu_mediator_vm_wait_seconds_bucket"];
 /// Additional settings of the card: host memory for evicted chunks.
@@ -94,7 +94,7 @@ fn query(port: u16, query: &str) -> Result<Vec<Value>> {
     Ok(answer["data"]["result"].as_array().cloned().unwrap_or_default())
 }
 
-/// Returns the only sample for `query`, or `None` if Prometheus does not have it yet.
+/// Returns the value of the only sample for the query `of`, or `None` if Prometheus does not have it yet.
 fn value(port: u16, of: &str) -> Result<Option<f64>> {
     let samples = query(port, of)?;
     ensure!(samples.len() < 2, "{of}: {samples:?}");
@@ -160,7 +160,7 @@ fn expected(daemon: &Daemon) -> Result<Vec<(String, f64)>> {
     Ok(expected)
 }
 
-/// Returns the queries of the package's dashboards, with the dashboards' variable substituted.
+/// Returns the queries of the package's dashboards, with the dashboards' variables substituted.
 fn dashboard_queries(packaging: &Path) -> Result<Vec<String>> {
     let mut queries = Vec::new();
     for entry in fs::read_dir(packaging.join("grafana"))? {

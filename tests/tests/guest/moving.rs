@@ -1,4 +1,4 @@
-//! Moves guests between cards while they compute, drains a card while VMs are added, and makes a card fail.
+//! Moves guests between cards while they compute, drains a card while a VM is added, and makes a card fail.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

@@ -48,7 +48,7 @@ fn paravirtual_guests_of_both_kernels_run_with_a_stock_guest() -> Result<()> {
     let vms = [boot(&daemon, "old", "6.1")?, boot(&daemon, "new", "6.12")?, stock];
     vms[2].wait_ready()?;
     guest::load_driver(&vms[2])?;
-    // The paravirtual driver's TLB flushes are not trapped, and the driver makes far fewer aperture accesses.
+    // The paravirtual driver's TLB flushes are not trapped, and the driver transfers far fewer bytes through apertures.
     let count = |name: &str, counter: &str| guest::counter(&daemon, name, counter);
     let [known, stock] = [count("old", "aperture_bytes")?, count("stock", "aperture_bytes")?];
     println!("bytes through apertures until the driver is loaded: {known} by calls, {stock} by the stock driver");

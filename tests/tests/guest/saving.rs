@@ -1,4 +1,4 @@
-//! Repeatedly pauses a computing guest, saves it to a file, and restores it. Another guest keeps running.
+//! Repeatedly pauses a computing guest, saves its vGPU to a file, and restores the vGPU. Another guest keeps running.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -23,7 +23,8 @@ fn stock(daemon: &Daemon, name: &str, kernel: &str) -> Result<Vm> {
     Ok(vm)
 }
 
-/// Pauses a VM, saves its vGPU, restores it from the file, and resumes the VM.
+/// Pauses a VM, saves its vGPU, restores it from the file, and resumes the VM. Returns the file's size in bytes, and
+/// the pause in ms.
 fn round(daemon: &Daemon, vm: &Vm) -> Result<(Value, Value)> {
     let file = vm.folder().join("saved.vgpu");
     let file = file.to_str().context("the path is not UTF-8")?;

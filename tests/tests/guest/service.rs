@@ -18,7 +18,7 @@ const OLD: &str = "0.0.9";
 /// Time limit for building a package, including `cargo`.
 const PACKAGE_LIMIT: Duration = Duration::from_secs(300);
 
-/// Builds the package of the programs under test with the additional `options`.
+/// Builds the package of the programs under test, with the additional `options` of `cargo xtask package`.
 pub fn package(folder: &Path, options: &[&str]) -> Result<PathBuf> {
     let programs = binary("mediatord")?;
     let programs = programs.parent().context("a folder of programs")?;
@@ -45,7 +45,7 @@ fn reversioned(package: &Path, version: &str, folder: &Path) -> Result<PathBuf> 
     Ok(other)
 }
 
-/// Command prefix that runs a command as a user with permission to run VMs.
+/// Command prefix that runs a command as a user with access to the admin socket.
 const OPERATOR: &str = "setpriv --reuid=alice --regid=alice --init-groups";
 /// Command prefix that runs a command as an unprivileged user.
 const STRANGER: &str = "setpriv --reuid=mallory --regid=mallory --init-groups";
@@ -108,7 +108,7 @@ fn json(host: &Host, arguments: &str) -> Result<Value> {
     serde_json::from_str(&text).with_context(|| format!("{command}:\n{text}"))
 }
 
-/// Returns the state of all VMs, and all settings.
+/// Returns the daemon's exported VMs and settings, without the revision.
 fn state(host: &Host) -> Result<Value> {
     let mut state = json(host, "export")?;
     state.as_object_mut().context("a state")?.remove("revision");
@@ -337,7 +337,7 @@ fn is_upgraded(host: &Host) -> Result<()> {
     Ok(())
 }
 
-/// Lists all files except for those that change by themselves, dpkg's database, and the administrator's drop-ins.
+/// Lists all files except for temporary files, caches, logs, dpkg's database, and root's home folder.
 fn files_of(host: &Host) -> Result<BTreeSet<String>> {
     let without = ["/root", "/tmp", "/var/cache", "/var/lib/dpkg", "/var/log"].map(|path| format!("-path {path}"));
     let command = format!("find / -xdev \\( {} \\) -prune -o -print", without.join(" -o "));

@@ -174,7 +174,7 @@ fn faulty_receiver() -> Result<PathBuf> {
     Ok(folder.join("examples").join("faulty_receiver"))
 }
 
-/// Computes and verifies results until `stop` is set. Returns the number of verified bytes.
+/// Copies data and verifies the copies until `stop` is set. Returns the number of verified bytes.
 pub(super) fn compute_until(vm: &Vm, stop: &AtomicBool) -> Result<u64> {
     let mut bytes = 0;
     while !stop.load(Ordering::Acquire) {
@@ -191,8 +191,9 @@ fn stock(daemon: &Daemon, name: &str, kernel: &str) -> Result<Vm> {
     Ok(vm)
 }
 
-/// Upgrades the daemon `turns` times while all `vms` compute and verify. `exchange` prepares each upgrade, which occurs
-/// in the middle of the first VM's work. Returns the pauses in ms, and the number of bytes verified by each VM.
+/// Upgrades the daemon `turns` times while all `vms` copy data and verify the copies. `exchange` prepares each upgrade,
+/// which occurs in the middle of the first VM's work. Returns the pauses in ms, and the number of bytes verified by
+/// each VM.
 fn upgrade_under(
     daemon: &mut Daemon,
     vms: &[Vm],

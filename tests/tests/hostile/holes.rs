@@ -1,5 +1,5 @@
 //! Tests the holes of the reference code. A guest with exclusive access to the BARs tries them while another guest
-//! copies and verifies.
+//! copies memory and verifies the copies.
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};

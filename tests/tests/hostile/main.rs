@@ -31,8 +31,8 @@ fn freed_memory_of_one_guest_is_not_seen_by_another() -> Result<()> {
     guest::load_driver(&victim)?;
     let filled = guest::smoke(&victim, &format!("fill --pattern {PATTERN}"))?;
     assert!(filled.line.contains("hits="), "{}", filled.line);
-    // Fill and free memory in a process of the victim. The memory still belongs to the victim's VM, and another VM can
-    // access only its own memory.
+    // The victim's process has freed the memory. It still belongs to the victim's VM, and another VM can access only
+    // its own memory.
     daemon.ctl(&["vm", "add", "beside", "--card", "card0", "--vram-mib", "48"])?.success()?;
     let beside = boot(&daemon, "beside", "6.12")?;
     guest::load_driver(&beside)?;
@@ -85,7 +85,8 @@ fn pointers_outside_of_the_share_are_denied_and_counted() -> Result<()> {
     Ok(())
 }
 
-/// Runs an attack on the socket of `attacker`, and checks that the guest of `victim` copies during the whole attack.
+/// Runs an attack on the socket of `attacker`, and checks that the copies of the guest of `victim` succeed, and that
+/// the socket then serves another client.
 fn beside_a_client(name: &str, attack: impl FnOnce(&Daemon) -> Result<()>) -> Result<()> {
     let daemon = pair(name)?;
     let victim = boot(&daemon, "victim", "6.1")?;
@@ -104,7 +105,7 @@ fn beside_a_client(name: &str, attack: impl FnOnce(&Daemon) -> Result<()>) -> Re
 fn malformed_messages_end_their_connection_only() -> Result<()> {
     beside_a_client("malformed", |daemon| {
         let path = daemon.vm_socket("attacker");
-        // Send a frame that claims 2 GiB, a frame shorter than its header, and random bytes.
+        // Send a frame that claims 2 GiB, a frame shorter than its header, and bytes that are not a frame.
         for bytes in [
             &[1, 0, 1, 0, 0, 0, 0, 0x80, 0, 0, 0, 0, 0, 0, 0, 0][..],
             &[2, 0, 1, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0][..],

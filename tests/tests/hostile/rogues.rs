@@ -29,8 +29,8 @@ fn complaints(crowd: &mut Crowd, rogue: Rogue) -> Result<Vec<String>> {
         if received < 0.9 / 3.0 * charged && !Rogue::BY_REGISTERS.contains(&rogue) {
             complaints.push(format!("{}: neighbour {place} had {received:.3} of {charged:.3}", rogue.name));
         }
-        // A guest must be charged only for its own work, not for a rogue's. A busy host delays the detection of the
-        // rogue. Without detection, the factor would be ten times as large.
+        // A rogue must not use the card during another guest's kernels. A busy host delays the detection of the rogue.
+        // Without detection, the factor would be ten times as large.
         if stretched > 3.0 {
             complaints.push(format!("{}: neighbour {place}'s kernels took {stretched:.3} times as long", rogue.name));
         }
@@ -57,7 +57,7 @@ fn complaints(crowd: &mut Crowd, rogue: Rogue) -> Result<Vec<String>> {
 }
 
 /// Lists guests that were charged for more than their own kernels while a rogue toggles its channel. Host delays also
-/// add to the charges, but the rogue's kernels would add 5 to 25 times as much.
+/// add to the charges, but the rogue's kernels would add 5 to 25 times the time of a guest's own kernels.
 fn paid_for_others(rogue: Rogue, outcome: &Outcome) -> Vec<String> {
     if !Rogue::BY_REGISTERS.contains(&rogue) {
         return Vec::new();

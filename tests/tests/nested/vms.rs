@@ -85,7 +85,7 @@ fn vms_of_the_machine_share_its_card() -> Result<()> {
     share(InnerSpec::new(FIRST))
 }
 
-/// Runs a VM and a paravirtual VM on the same card.
+/// Tests the VM `first` and a paravirtual VM on the same card.
 fn share(first: InnerSpec) -> Result<()> {
     let driver =
         if first.paravirtual { "the paravirtual driver in both" } else { "stock nouveau, and the paravirtual driver" };

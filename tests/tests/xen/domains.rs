@@ -1,5 +1,5 @@
-//! Tests domains with stock and paravirtual drivers that share a card, copy and compute. One domain is destroyed, and
-//! attacks once it has been recreated. At full scale, three domains also swap, and one reboots.
+//! Tests domains that share a card through stock and paravirtual drivers, and copy and compute. One domain is
+//! destroyed, recreated, and then attacks. At full scale, three domains also swap, and one reboots.
 
 use std::time::Duration;
 
@@ -145,7 +145,7 @@ mod full {
         let saved = machine.run("xl save a /run/a.saved 2>&1")?;
         assert!(saved.code != 0 && saved.text().contains("Suspend event channel"), "{}", saved.text());
 
-        // All domains copy concurrently, two compute, and two use more memory than the card has.
+        // All domains copy concurrently, two compute, and all fill their VRAM, which together exceeds the card's VRAM.
         let copied = at_once(&[&a, &b, &pv], "stress --seconds 5 --max 65536")?;
         let computed = at_once(&[&a, &b], "workload --name mmul --scale 1 --rounds 1")?;
         let filled = at_once(&[&a, &b, &pv], &format!("fill --pattern {PATTERN:016x}"))?;

@@ -173,7 +173,7 @@ fn memory_over_pin_limit_error_says_which_limit_to_raise() {
 
 #[test]
 fn vm_ram_over_pin_limit_is_rejected_and_others_continue() {
-    // At this point, the mediator's own memory is pinned.
+    // The pin limit suffices for the mediator's own memory and 1 MiB of guest RAM, but not for 64 MiB.
     let (machine, rig) = mediated(Nature { memlock: 2 << 20, ..Nature::default() });
     let mut large = rig.guest(0, 16, 8);
     assert!(!large.map_ram(0, 64 << 20, true), "exceeds the limit");
@@ -239,7 +239,7 @@ fn resets_end_interrupts_and_leave_the_card_enabled() {
         assert_eq!(card.read32(pmc::INTR_EN_0::OFFSET) & 1, 0);
         assert_eq!((machine.enabled(), machine.mappings().len()), ((true, true), 1), "memory remains mapped");
     }
-    // A bus reset that loses the VBIOS settings must be reported, and must not affect other devices.
+    // A bus reset that loses the VBIOS settings must be reported when the card is opened again.
     let nature = Nature { dependents: on_the_bus, reset_loses_post: true, ..Nature::default() };
     let machine = Machine::new(nature);
     let card = machine.open(Reset::Bus).unwrap();

@@ -301,7 +301,7 @@ impl FakeKernel {
 
 impl Drop for FakeKernel {
     fn drop(&mut self) {
-        // A mapped BAR keeps the function and all mappings open in the kernel.
+        // In the kernel, a mapped BAR would keep the function open and the memory mapped for the card.
         assert_eq!(self.0.windows.load(Ordering::Relaxed), 0, "a BAR is still mapped");
         let mut state = self.0.state.lock();
         // The kernel would remove the mappings, but a card must remove them itself before the memory is freed.

@@ -63,7 +63,7 @@ struct Reservation {
     domain: u16,
 }
 
-/// `struct xen_domctl`, with a union as large as the largest one in any version.
+/// `struct xen_domctl`, with a union at least as large as that of any version.
 #[repr(C)]
 struct Domctl {
     command: u32,

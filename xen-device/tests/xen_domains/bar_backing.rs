@@ -126,7 +126,7 @@ fn bar_that_a_guest_puts_over_its_own_memory_takes_none_of_it() {
     let domain = rig.xen.create(FakeSpec { spare: 2, ..FakeSpec::new(1, "guest") });
     domain.wait_served();
     write_memory(&domain, RAM + AREA.offset, b"still here");
-    // One BAR is initially at this address, and the other BAR is moved to it.
+    // Place one BAR over guest RAM when it is enabled, and move the other BAR over guest RAM later.
     domain.config_write(0x10, RAM as u32);
     domain.config_write(0x14, PLACE1 as u32);
     domain.config_write(0x04, 6);

@@ -244,7 +244,7 @@ fn junk_in_shared_pages_is_harmless() {
     let rig = Rig::new();
     let domain = rig.guest();
     for state in 0..=255u8 {
-        // Fill a slot that belongs to no virtual CPU, with each state.
+        // Write each state to the slot of a virtual CPU that does not exist.
         domain.junk(false, 5 * 32 + 30, &[state, state]);
         // Set the slot of an existing virtual CPU to a state that is not a request.
         if state & 0xf != 1 {
@@ -343,7 +343,7 @@ fn interrupts_are_the_message_or_the_pin() {
     rig.end();
 }
 
-/// Number of bytes below 1 MiB that are not memory.
+/// Size in bytes of the VGA memory below 1 MiB, where a domain has no RAM.
 const VGA: u64 = 0x20 * PAGE;
 
 /// Makes the device read 8 bytes of guest memory.

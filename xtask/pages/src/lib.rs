@@ -22,7 +22,7 @@ fn root(path: &str) -> PathBuf {
 /// Compares the file at `path`, relative to the project's root folder, with `text`, or writes the file.
 ///
 /// # Panics
-/// Panics if the file differs, or cannot be written.
+/// Panics if the file differs, or cannot be read or written.
 #[expect(clippy::panic, reason = "called by tests only")]
 pub fn file(path: &str, text: &str) {
     if std::env::var_os(WRITE).is_some() {
@@ -40,7 +40,7 @@ fn assert_same(path: &str, there: &str, text: &str) {
 /// Compares the part of a page between `<!-- generated: NAME -->` and `<!-- end -->` with `text`, or writes the part.
 ///
 /// # Panics
-/// Panics if the page differs, has no such part, or cannot be written.
+/// Panics if the page differs, has no such part, or cannot be read or written.
 #[expect(clippy::panic, reason = "called by tests only")]
 pub fn part(path: &str, name: &str, text: &str) {
     let page = fs::read_to_string(root(path)).unwrap_or_else(|error| panic!("{path}: {error}"));

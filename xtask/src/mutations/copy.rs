@@ -9,9 +9,9 @@ use anyhow::{Context, Result, bail};
 
 use crate::run::{root, target};
 
-/// Updates the copy to the files of the working tree that git does not ignore, with the given texts for `changed`
-/// files. Does not write unchanged files, so that a second run compiles only the changes. Also repairs files that a
-/// killed run has written only partially.
+/// Makes the copy match the files of the working tree that git does not ignore, with the given texts for `changed`
+/// files. Returns the copy's folder. Does not write unchanged files, so that a second run compiles only the changes.
+/// Also repairs files that a killed run has written only partially.
 pub fn bring_all(changed: &[(PathBuf, String)]) -> Result<PathBuf> {
     let copy = target().join("mutations");
     let listed = Command::new("git")
@@ -26,7 +26,7 @@ pub fn bring_all(changed: &[(PathBuf, String)]) -> Result<PathBuf> {
     for name in listed.stdout.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
         let name = Path::new(std::str::from_utf8(name).context("a file name that is not UTF-8")?);
         let (from, to) = (root().join(name), copy.join(name));
-        // The list also contains deleted files whose deletion is not committed.
+        // The list also contains deleted files whose deletion is not staged.
         if from.is_file() {
             let changed = changed.iter().find(|(file, _)| file == name);
             let text = || changed.map_or_else(|| fs::read(&from), |(_, text)| Ok(text.clone().into_bytes()));

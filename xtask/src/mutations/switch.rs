@@ -1,5 +1,5 @@
-//! Combines several mistakes in one build. A function with a mistake has both bodies, and an environment variable
-//! selects one of them.
+//! Combines several mistakes in one build. A function with mistakes has its correct body and one body per mistake, and
+//! an environment variable selects one of them.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! Builds the copy's test programs, and runs them for a mistake.
+//! Builds the test programs in the copy of the sources, and runs them for a mistake.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -50,7 +50,7 @@ pub struct Verdict {
     pub tally: Tally,
     /// Names of the failed tests.
     failed: Vec<String>,
-    /// Set if a test hung.
+    /// Set if a test program exceeded its time limit.
     stood: bool,
 }
 
@@ -102,7 +102,8 @@ impl Build {
         self.build(&["build", "--keep-going", "--lib", "--bins", "--tests", "--examples"])
     }
 
-    /// Builds only the test programs selected by `options`, and the programs that integration tests start.
+    /// Builds only the test programs selected by `options`, and, for integration tests, all programs that they may
+    /// start.
     pub fn some(&self, options: &[String]) -> Result<Built> {
         if options.iter().any(|option| option.starts_with("--test")) {
             let started = self.build(&["build", "--bins"])?;

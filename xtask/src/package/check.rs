@@ -65,14 +65,14 @@ pub(super) fn problems_of_contents(spec: &Spec, package: &Path, again: &Path) ->
     Ok(problems)
 }
 
-/// Returns systemd's complaints about the unit.
+/// Returns capabilities that the drop-in for CUDA cards lacks, or else systemd's complaints about the unit.
 fn unit_problems(tree: &Path) -> Result<Vec<String>> {
     let unit = fs::read_to_string(tree.join("usr/lib/systemd/system/gpu-mediator.service"))?;
     // Make systemd find the program in the unpacked tree.
     let unit = unit.replace("ExecStart=/usr/bin/", &format!("ExecStart={}/usr/bin/", tree.display()));
     let path = tree.join("gpu-mediator.service");
     fs::write(&path, unit)?;
-    // Include the drop-in for CUDA cards, as an administrator would install it.
+    // Include the optional drop-ins, as an administrator would install them.
     let drop_ins = tree.join("gpu-mediator.service.d");
     fs::create_dir_all(&drop_ins)?;
     let drop_in = fs::read_to_string(tree.join("usr/share/doc/gpu-mediator/examples/cuda.conf"))?;

@@ -83,14 +83,14 @@ impl Recipe {
         Ok(package)
     }
 
-    /// Returns the newest glibc version that a program in the package requires.
+    /// Returns the newest glibc version that the package's mandatory programs require.
     fn libc(&self, spec: &Spec) -> Result<Option<(u32, u32)>> {
         let programs = spec.built.iter().filter(|one| one.is_required);
         let libc = programs.map(|one| libc_version(&self.binaries.join(one.name))).collect::<Result<Vec<_>>>()?;
         Ok(libc.into_iter().flatten().max())
     }
 
-    /// Adds the stripped build outputs to `tree`, and their debug symbols to `symbols`.
+    /// Adds the stripped build outputs to `tree`, and their debug symbols to `symbols`. Skips missing optional outputs.
     fn built(&self, spec: &Spec, tree: &Tree, symbols: &Tree) -> Result<Symbols> {
         let mut found = Symbols::default();
         for one in spec.built {

@@ -15,7 +15,7 @@ use crate::run::root;
 
 /// RPM's name of the architecture.
 const ARCHITECTURE: &str = "x86_64";
-/// Files whose location differs from that in Debian.
+/// Files with different paths in Debian packages and RPMs: the Debian path, and the RPM path.
 const ELSEWHERE: [(&str, &str); 1] =
     [("usr/share/zsh/vendor-completions/_mediatorctl", "usr/share/zsh/site-functions/_mediatorctl")];
 /// Name of a file that only Debian packages contain. RPM keeps the changelog in the package header.
@@ -23,8 +23,8 @@ const DEBIAN_ONLY: &str = "changelog.gz";
 /// Folder of files for lintian, Debian's package checker.
 const LINTIAN: &str = "usr/share/lintian/";
 
-/// Returns true if an upgrade must keep the administrator's changes to a file. RPM does not support executable
-/// configuration files.
+/// Returns true if an upgrade must keep the administrator's changes to a file. By RPM's rules, an executable must not
+/// be marked as a configuration file.
 fn is_config(spec: &Spec, path: &str) -> bool {
     spec.conffiles.contains(&path) && path != LIBVIRT_HOOK
 }
@@ -73,7 +73,7 @@ pub(super) fn make(recipe: &Recipe, spec: &Spec, tree: &Tree, libc: Option<(u32,
     }
     builder.requires(Dependency::any("libgcc_s.so.1()(64bit)"));
     if tree.path(LOADER_FILE).exists() {
-        // Other distributions do not run ldconfig from a trigger.
+        // Not all RPM distributions run ldconfig from a trigger.
         builder.post_install_script("/sbin/ldconfig\n").post_uninstall_script("/sbin/ldconfig\n");
     }
     if spec.has_service {
@@ -90,7 +90,7 @@ pub(super) fn make(recipe: &Recipe, spec: &Spec, tree: &Tree, libc: Option<(u32,
     Ok(package)
 }
 
-/// Returns all problems of a package. `again` is the result of a second build.
+/// Returns all problems of a package. `again` is the package from a second build.
 pub(super) fn problems(spec: &Spec, package: &Path, again: &Path) -> Result<Vec<String>> {
     let read = Package::open(package).with_context(|| format!("cannot read {}", package.display()))?;
     read.verify_digests().context("the RPM's own checksums")?;

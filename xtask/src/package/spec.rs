@@ -31,9 +31,9 @@ pub(super) struct Spec {
     pub conffiles: &'static [&'static str],
     /// True if the package's scripts set up a user and a service.
     pub has_service: bool,
-    /// Dependencies other than libraries, with their Debian names.
+    /// Dependencies other than libraries, as names of Debian packages.
     pub depends: &'static str,
-    /// Files that the package must contain, with their permissions.
+    /// Files that the package must contain, with their permissions in the format of `ls -l`.
     pub expected: &'static [(&'static str, &'static str)],
 }
 

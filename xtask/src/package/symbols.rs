@@ -64,7 +64,7 @@ impl Symbols {
     }
 }
 
-/// Returns the build ID of a program.
+/// Returns the build ID of a program, if it has one.
 fn build_id(program: &Path) -> Result<Option<String>> {
     let notes =
         output(Command::new("readelf").args(["--notes"]).arg(program)).context("the package binutils has readelf")?;

@@ -54,7 +54,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Removes all files from the tree.
+    /// Removes the tree's folder with all its files.
     pub fn clear(&self) -> Result<()> {
         match fs::remove_dir_all(&self.0) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -64,7 +64,7 @@ impl Tree {
         }
     }
 
-    /// Adds copies of all files in a folder and its subfolders.
+    /// Adds copies of all files in a folder and its subfolders, with permissions 0644.
     pub fn copy_folder(&self, from: &Path, path: &str) -> Result<()> {
         for name in super::names(from)? {
             let (source, path) = (from.join(&name), format!("{path}/{name}"));
@@ -89,7 +89,7 @@ impl Tree {
         self.write(path, &bytes, mode)
     }
 
-    /// Adds a symbolic link to a file in the same folder.
+    /// Adds a symbolic link to `target`, which is relative to the link's folder.
     pub fn link(&self, path: &str, target: &str) -> Result<()> {
         let at = self.path(path);
         self.folders(path).with_context(|| format!("cannot make the folder of {}", at.display()))?;
@@ -108,7 +108,7 @@ impl Tree {
         Ok(links)
     }
 
-    /// Adds a gzip-compressed file with these contents, without a name and timestamp in its header.
+    /// Adds a gzip-compressed file with these contents, without a name or timestamp in its header.
     pub fn compressed(&self, bytes: &[u8], path: &str) -> Result<()> {
         let plain = path.strip_suffix(".gz").context("a compressed file ends in .gz")?;
         self.write(plain, bytes, 0o644)?;
@@ -125,7 +125,7 @@ impl Tree {
         self.files()?.into_iter().map(listed).collect()
     }
 
-    /// Returns all files of the package, sorted by path.
+    /// Returns all regular files of the package except for its metadata, sorted by path.
     fn files(&self) -> Result<Vec<PathBuf>> {
         let mut files: Vec<_> = self.all()?.into_iter().filter(|path| is_file(&self.0.join(path))).collect();
         files.retain(|path| !path.starts_with(CONTROL));
@@ -165,7 +165,7 @@ impl Tree {
         output(&mut command)
     }
 
-    /// Sets the timestamp of all entries.
+    /// Sets the modification time of all entries except for symbolic links.
     pub fn set_times(&self, epoch: u64) -> Result<()> {
         let time = UNIX_EPOCH + Duration::from_secs(epoch);
         for path in self.all()?.into_iter().chain([PathBuf::new()]) {

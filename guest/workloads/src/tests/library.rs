@@ -107,7 +107,7 @@ fn both(rig: &Rig, node: &Path) -> Result<u64> {
         context.copy_both([&write, &back])?;
         verified += check(&mut context, written, offset, &new)? + check(&mut context, target, offset, &old)?;
     }
-    // Copy between the halves of one buffer, in both orders.
+    // Write one half of a buffer and read its other half, with the copies in both orders.
     let half = BYTES / 2;
     for order in [false, true] {
         let (new, old) = (data(&mut random, half), data(&mut random, half));

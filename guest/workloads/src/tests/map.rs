@@ -128,7 +128,8 @@ fn many(rig: &Rig, count: u64) -> Result<()> {
     Ok(())
 }
 
-/// Creates more mappings than fit in BAR1, so that the kernel revokes and reassigns ranges.
+/// Creates up to 24 mappings of 8 MiB. If VRAM is large enough for all of them, they do not fit in a BAR1 of 128 MiB,
+/// so that the kernel revokes and reassigns ranges.
 fn more_than_the_aperture(rig: &Rig) -> Result<u64> {
     const WINDOW_BYTES: u64 = 8 << 20;
     let windows = (rig.vram()? * 3 / 4 / WINDOW_BYTES).min(24);

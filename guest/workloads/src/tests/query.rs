@@ -7,7 +7,7 @@ use crate::options::Options;
 use crate::rig::Rig;
 use gdev::nouveau::uapi::param;
 
-/// Number of PTIMER readings. Each must be higher than the previous one.
+/// Number of PTIMER readings. None may be lower than the previous one.
 const READINGS: usize = 100;
 
 /// Queries every parameter, and checks that the clock advances.

@@ -54,7 +54,7 @@ fn one(
 ) -> Result<()> {
     let mut domain = || if random.below(2) == 0 { Domain::Vram } else { Domain::Gart };
     let (from, to) = (domain(), domain());
-    // Choose each order of magnitude of the size with equal probability.
+    // Divide the maximum size by a random power of two, so that small copies are frequent.
     let halvings = random.below(u64::from(most.ilog2()) - 2);
     let size = 1 + random.below(most >> halvings);
     let shape = if random.below(4) == 0 {

@@ -117,7 +117,7 @@ fn map_churn(rig: &Rig, count: u64) -> Result<f64> {
     Ok(seconds)
 }
 
-/// Submits copies on many channels, with a single wait for all of them.
+/// Repeatedly submits a copy on each of many channels, and then waits for all of them.
 fn many_channels(rig: &Rig, count: u64) -> Result<f64> {
     let helper = Helper::new(rig, Engine::M2mf)?;
     let source = rig.buffer(Domain::Gart, SMALL_COPY_BYTES)?;

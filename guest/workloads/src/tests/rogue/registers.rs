@@ -119,7 +119,7 @@ fn under_kernels(rig: &Rig, duration: Duration, ways: &[Toggle]) -> Result<Facts
     Ok(vec![("kernels", kernels.to_string()), ("writes", toggles.to_string()), ("lost", lost.to_string())])
 }
 
-/// Launches kernels until the time expires, and calls `between` after each.
+/// Launches kernels until the time expires, and calls `between` after each launch.
 fn run_toggled(
     workload: &dyn Workload,
     gpu: &mut Guest,
