@@ -129,7 +129,7 @@ impl Client {
         let (version, text) = parse::<Version>(&reply.body)?;
         let text = text
             .strip_suffix(b"\0")
-            .ok_or_else(|| ClientError::Protocol("capabilities must not contain NUL".into()))?;
+            .ok_or_else(|| ClientError::Protocol("the server's capabilities are not NUL-terminated".into()))?;
         self.capabilities = String::from_utf8_lossy(text).into_owned();
         Ok((version.major, version.minor))
     }

@@ -168,7 +168,9 @@ impl Graph {
     pub(crate) fn check(&self) -> Result<(), Invalid> {
         self.backlog.check(|_| true)?;
         self.fecs.dmem.check()?;
-        self.gpccs.check()
+        self.fecs.imem.check()?;
+        self.gpccs.check()?;
+        self.gpccs_imem.check()
     }
 
     /// Shows an error in the registers, or queues it until the guest has acknowledged the visible error.

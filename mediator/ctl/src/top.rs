@@ -92,16 +92,21 @@ impl Top {
         let mut terminal = ratatui::try_init().map_err(ClientError::Terminal)?;
         // Ignore errors: without mouse support, keys still scroll.
         let _ = execute!(std::io::stdout(), EnableMouseCapture);
+        // Input must not postpone the next refresh.
+        let mut due = Instant::now() + self.interval;
         let ended = loop {
             if let Err(error) = terminal.draw(|frame| view.draw(frame)) {
                 break Err(error);
             }
-            match self.wait(&mut view) {
-                Ok(Turn::Look) => match self.look(client) {
-                    Ok(look) => view.show(look, self.interval),
-                    // Show the error and continue, because the daemon may become available again.
-                    Err(error) => view.fail(error.to_string()),
-                },
+            match Self::wait(&mut view, due) {
+                Ok(Turn::Look) => {
+                    match self.look(client) {
+                        Ok(look) => view.show(look, self.interval),
+                        // Show the error and continue, because the daemon may become available again.
+                        Err(error) => view.fail(error.to_string()),
+                    }
+                    due = Instant::now() + self.interval;
+                }
                 Ok(Turn::Draw) => {}
                 Ok(Turn::End) => break Ok(()),
                 Err(error) => break Err(error),
@@ -112,11 +117,10 @@ impl Top {
         ended.map(|()| String::new()).map_err(ClientError::Terminal)
     }
 
-    /// Waits for an input event that requires action, but at most for the refresh interval.
-    fn wait(&self, view: &mut View) -> std::io::Result<Turn> {
-        let deadline = Instant::now() + self.interval;
+    /// Waits for an input event that requires action, but at most until `due`, the time of the next refresh.
+    fn wait(view: &mut View, due: Instant) -> std::io::Result<Turn> {
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = due.saturating_duration_since(Instant::now());
             if !event::poll(left)? {
                 return Ok(Turn::Look);
             }

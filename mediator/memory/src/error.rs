@@ -42,7 +42,7 @@ pub enum ManagerError {
     },
     /// A VM tried to lend more RAM than its quota permits.
     #[error(
-        "the VM lends {len:#x} bytes more RAM than its `memory.ram.quota_mib` of {quota:#x} bytes permits; raise it with \
+        "the VM lends another {len:#x} bytes of RAM, which exceed its `memory.ram.quota_mib` of {quota:#x} bytes; raise it with \
          `mediatorctl memory set-ram`, give the VM less RAM, or lend only what the guest uses for the card (an IOMMU in the VM)"
     )]
     RamQuota {
