@@ -1,4 +1,5 @@
-//! Work that the card must reject, or that never ends. The kernel kills only the channel that submitted the work.
+//! Work that the card must reject, or that never ends. The kernel must not kill any channel except the one that
+//! submitted the work.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,7 @@ use gdev::nouveau::push::{Engine, Push, linear};
 
 /// An address at which this program has no buffer.
 pub const UNMAPPED_ADDR: u64 = 0x7f_1234_0000;
-/// A method that does not exist in any class.
+/// Byte offset of a method that no class defines.
 const NO_METHOD: u32 = 0x1ffc;
 /// Size of a copy in bytes.
 const COPY_BYTES: u64 = 65536;
