@@ -120,7 +120,7 @@ impl Ring {
         self.doorbells
     }
 
-    /// Permits pulls of entries up to `gp_put`, unless a later doorbell has already permitted them.
+    /// Permits pulls of entries up to `gp_put`, unless a later doorbell has already set this limit.
     pub(crate) fn allow(&mut self, gp_put: u32, doorbell: u64) {
         if doorbell > self.target.1 {
             self.target = (gp_put, doorbell);

@@ -101,7 +101,7 @@ impl Channels {
     }
 
     /// Returns true if a physical channel should run, immediately or in its slice. This is the case if its guest has
-    /// enabled and listed it, and the host has not paused its VM.
+    /// enabled and listed it, the host has not paused its VM, and the channel has not ended.
     #[must_use]
     pub fn wants(&self, physical: ChannelId) -> bool {
         self.hindrance(physical).is_none()
@@ -138,8 +138,8 @@ impl Channels {
         }
     }
 
-    /// Returns true if a physical channel waits for a semaphore on the card, where it may block the method unit for
-    /// other channels.
+    /// Returns true if a physical channel occupies the card while it waits for a semaphore. It may then block the
+    /// method unit for other channels.
     #[must_use]
     pub fn holds(&self, host: &mut impl Host, physical: ChannelId) -> bool {
         let both = pfifo::CHANNEL_STATE::ACQUIRE_PENDING.mask() | pfifo::CHANNEL_STATE::LOADED.mask();

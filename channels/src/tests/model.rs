@@ -93,10 +93,11 @@ pub(crate) struct Rig {
     /// Doorbells to be pulled later, each with its number within its channel.
     kept: Vec<(Doorbell, u64)>,
     gated: bool,
-    /// Submissions that wait to be started, each with its channel, its binding, and its number within the binding.
+    /// Submissions that wait to be started, each with its channel, the serial number of its binding, and its number
+    /// within the binding.
     waiting: Vec<((TenantId, u8), u64, usize, Submission)>,
     stuck: BTreeSet<ChannelId>,
-    /// Serial number of each channel's binding, as observed in its doorbells.
+    /// Serial number of each channel's last binding.
     serials: BTreeMap<(TenantId, u8), u64>,
     refused: BTreeMap<(TenantId, u8), bool>,
     /// VMs that may be notified because work was in flight or has ended since the last notification.

@@ -1,6 +1,6 @@
 //! Saved form of migrating channels. Of the data on the card, it contains only values written by a channel's own work.
-//! All other data (constants, addresses, records and their push buffers, and completion records) is regenerated, so
-//! that a file cannot change it.
+//! All other data (constants, addresses, and the ring entries and push buffers of completion records) is regenerated,
+//! so that a file cannot change it.
 
 use super::{Channel, Moving};
 use crate::block::{BLOCK, CONTEXTS};
