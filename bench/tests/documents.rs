@@ -121,7 +121,7 @@ fn every_picture_is_of_a_raw_file_and_on_a_page() {
     }
 }
 
-/// Returns the pages with their folders.
+/// Returns the text of each page, with the page's folder.
 fn pages_with_folders() -> Vec<(PathBuf, String)> {
     let folders = ["", "docs/guides", "docs/design", "docs/reference", "docs/decisions", "fleet/kubernetes"];
     let of = |folder: &'static str| files(folder, ".md").into_iter().map(move |page| (folder, page));

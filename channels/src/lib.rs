@@ -43,7 +43,7 @@
 //! The crate does not decide when to pull or to poll for completions, or how to handle a hang.
 //!
 //! The crate never waits: a channel that does not leave its engines immediately is [`Stuck`], and its owner retries
-//! ([`Channels::kick`]). The crate uses no locks or threads, and callers pass the time.
+//! ([`Channels::kick`]). The crate uses no locks or threads, and its callers provide the current time.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(
