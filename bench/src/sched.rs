@@ -101,7 +101,7 @@ fn all_waits(outcome: &Outcome) -> Histogram {
     waits
 }
 
-/// Returns Jain's index, the utilization and the wait times of a run, starting at `from` ns.
+/// Returns Jain's index of the shares from `from` ns on, and the utilization and wait times of the whole run.
 fn common(row: &str, outcome: &Outcome, from: u64, wanted: &[f64]) -> Vec<Metric> {
     let shares = outcome.shares(Engine::Compute, from, u64::MAX);
     let waits = all_waits(outcome);
@@ -212,7 +212,7 @@ fn lengths() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures short tasks against long tasks that arrive 30 s later, for 200 s.
+/// Measures short tasks against long tasks that arrive 30 s later, in runs of 200 s.
 fn gdev_figure_14() -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for Contender { name, config } in contenders() {
@@ -336,7 +336,7 @@ fn weights() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures a VM that needs 2 ms about every 16 ms, alongside a VM that always has work.
+/// Measures a VM that needs 2 ms about every 16 ms, alone and alongside three VMs that always have work.
 fn interactive() -> Result<Vec<Metric>> {
     let frames = |class| {
         let stream = Stream::looping(Length::Uniform(1500 * US, 2500 * US), Length::Uniform(13 * MS, 15 * MS));
