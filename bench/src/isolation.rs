@@ -74,7 +74,7 @@ pub fn run(policies: &[&str], request: &Request, record: &mut Record) -> Result<
     Ok(Vec::new())
 }
 
-/// Measures the computing VM alone, next to a well-behaved guest, and next to each attack, under one policy.
+/// Measures the computing VM under one policy: alone, next to a well-behaved guest, and next to each attacker.
 fn under(crowd: &mut Crowd, policy: &str, rogues: &[Rogue], request: &Request, record: &mut Record) -> Result<()> {
     let measured = request.seconds.map_or(MEASURED_TIME, Duration::from_secs);
     crowd.set(&["--policy", policy])?;
