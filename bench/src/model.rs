@@ -163,7 +163,8 @@ quantities! {
     /// Number of card memory words (up to 8 bytes each) that the mediator's CPU read for the guest: for its accesses,
     /// its page tables, and pages mapped under its apertures.
     vram_words_read: "vram_words_read",
-    /// Number of card memory words that the mediator's CPU wrote for the guest, with the same size and purposes.
+    /// Number of card memory words (up to 8 bytes each) that the mediator's CPU wrote for the guest: for its accesses,
+    /// its page tables, and pages mapped under its apertures.
     vram_words_written: "vram_words_written",
     /// Interrupts sent to the guest.
     interrupts: "interrupts",

@@ -51,8 +51,9 @@ fn neighbour_copies_stay_whole_while_attacker_cycles_channels() {
     scene.finish();
 }
 
-/// Runs one attack: removes the attacker's images, tables or target buffer, depending on `round`, and destroys the
-/// channel immediately after another submission. In every third round, the first submission may still be in progress.
+/// Runs one attack: removes the attacker's images, tables, target buffer or nothing, depending on `round`, and unbinds
+/// the channel immediately after another submission. In every third round, the first submission may still be in
+/// progress.
 fn provoke(evil: &mut super::Driver, round: u32) {
     let mut channel = evil.channel(ID);
     evil.buffer(&channel, A, 16, 1);

@@ -158,8 +158,8 @@ fn hole_14_apertures_end_with_limit_table_and_region() {
             s.evil.guest.write(region, size - 4, &[0x77; 8]);
         });
 
-        // The first limit is between the two mapped pages. Adding 1 to `u64::MAX` wraps around, and bit 63 of the last
-        // limit is ignored.
+        // The first limit is the last byte of the first mapped page. `u64::MAX` plus one wraps around, and bit 63 of
+        // the last limit must be ignored.
         for (limit, first, second) in [
             (OFFSET + PAGE - 1, true, false),
             (0, false, false),
