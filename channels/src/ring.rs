@@ -81,7 +81,8 @@ pub(crate) struct Ring {
     last_end: u64,
     /// Reason why the guest's ring cannot be read any further.
     pub(crate) fault: Option<RingFault>,
-    /// Position and GET at the last check for progress. GET is `None` if there was no check since the card was idle.
+    /// Position and GET at the last check for progress. GET is `None` if there was no check since the card last had
+    /// none of the channel's submissions.
     pub(crate) seen: (u64, Option<u32>),
 }
 

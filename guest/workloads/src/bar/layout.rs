@@ -81,7 +81,7 @@ pub mod reg {
     pub const BAR_FLUSH: u32 = 0x070000;
     /// Guest RAM address that the card's flushes write, >> 8.
     pub const SYSMEM_FLUSH: u32 = 0x100c10;
-    /// Address of the page directory to flush, >> 12, << 4.
+    /// Page directory to flush: (address >> 12) << 4, with the target in bits 1:0.
     pub const TLB_DIRECTORY: u32 = 0x100cb8;
     /// Triggers a TLB flush.
     pub const TLB_TRIGGER: u32 = 0x100cbc;

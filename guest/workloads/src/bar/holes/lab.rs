@@ -456,7 +456,7 @@ impl<'a> Lab<'a> {
         ran
     }
 
-    /// Runs methods on a started channel.
+    /// Submits methods on a started channel, and waits for the result, longer if `patient` is true.
     pub fn go(&self, channel: &mut Channel, push: &Push, patient: bool) -> Ran {
         self.queue(channel, push);
         self.ring(channel);

@@ -278,7 +278,7 @@ pub fn freed_in_use(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             lab.queue(&mut work, &copies(&[(va::A, va::B); 3]));
         }
         lab.ring(&work);
-        // Unmap and free the table while it is in use.
+        // Unmap a page, and destroy the handles of all tables while they are in use.
         must_do(
             queue,
             &Ops::new().zero(SMALL, page(va::B), 1).flush(0).destroy(SMALL).destroy(LARGE).destroy(DIRECTORY),
