@@ -73,7 +73,7 @@ const KINDS: [Kind; 8] = [
     Kind { name: "pv", toml: OFFERED, driver: Some(""), platform: REMAPPED, target: Target::AtMost(1.03) },
 ];
 
-/// Duration of each round in seconds by phase, and the counts of an additional round.
+/// Durations of the rounds in seconds, by phase and in total, and the counts of an additional round.
 #[derive(Default)]
 struct Measured {
     phases: BTreeMap<&'static str, Vec<f64>>,
