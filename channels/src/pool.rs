@@ -497,7 +497,7 @@ impl Channels {
             return false;
         }
         if bound.graphics != Graphics::Attached {
-            // The channel may get the new contexts only after its VM is admitted.
+            // Stop the channel, because it must not run with the new contexts before its VM is admitted.
             card::stop(host, physical);
             self.set_graphics(host, physical, Graphics::Attached);
         }

@@ -251,7 +251,7 @@ impl Cuda {
                     offsets.push(offset);
                     expected = offset + bytes;
                 }
-                // The driver is older than CUDA 12.4.
+                // Drivers older than CUDA 12.4 do not report the offsets.
                 Some(None) if params.offsets().is_empty() && !params.bytes().is_empty() => {
                     let what = "parameters without offsets: name each value";
                     return Err(Error::Unsupported { device: self.name(), what });

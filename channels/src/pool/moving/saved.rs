@@ -185,7 +185,8 @@ fn work_area(
         let bytes: Vec<u8> = semaphore.iter().flat_map(|word| word.to_le_bytes()).collect();
         write(&mut work, semaphore_offset(record.slot), &bytes);
     }
-    // The card may already have released the semaphore of the last record that ended.
+    // The card has released the semaphore of the last record that ended, but may not have executed the rest of its push
+    // buffer yet.
     if let Some(slot) = ring.last_ended() {
         write(&mut work, push_offset(slot), &record_push(span, slot, ring.completed));
     }

@@ -119,7 +119,7 @@ fn apertures(ground: &mut Ground<'_>, probes: u64) -> Result<bool> {
     let seen = |region: &Mapping| region.load(OWN_VA as usize, Width::Dword) as u32 == MARKER;
     let armed = ground.apertures.into_iter().all(seen);
     // If the VMM has mapped memory for all apertures, a page visible through another aperture is not visible through
-    // PRAMIN.
+    // PRAMIN, so hide it in the other apertures first.
     for space in 0..2 {
         ground.clear_page(space, OWN_VA);
         ground.flush(base + own::DIRECTORIES[space]);
