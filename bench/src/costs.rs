@@ -21,7 +21,7 @@ use crate::model::{COSTS, Item};
 use crate::report::{Metric, Target, median};
 use rig::in_process_vm::{CardConfig, MIB, wait};
 
-/// Number of measurements per cost.
+/// Number of measurements of each cost, except the read speed of tables.
 const ROUNDS: usize = 2_001;
 /// VRAM size of the VM in MiB. The card has twice as much memory.
 const VM_MIB: u64 = 32;

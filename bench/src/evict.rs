@@ -51,7 +51,8 @@ fn mib(chunks: f64) -> f64 {
     chunks * BLOCK as f64 / (1 << 20) as f64
 }
 
-/// Compares a policy's figure with the minimum. If the minimum is 0, the target is 0 and applies to the figure itself.
+/// Compares a policy's figure with the minimum, and with [`TARGET`] if `target` is true. If the minimum is 0, the
+/// target is 0 and applies to the figure itself.
 fn beside(name: String, value: f64, least: f64, target: bool) -> Metric {
     match least > 0.0 {
         true => Metric::ratio(name, value, "MiB", least, if target { Target::AtMost(TARGET) } else { Target::None }),

@@ -15,9 +15,10 @@ use super::Request;
 use crate::report::interval::picked;
 use crate::report::{Interval, Metric, Target, median, order};
 
-/// Number of rounds per workload for modes without a target. The report contains the median.
+/// Number of rounds of each workload for modes without a target, and of the driver step for all modes. The report
+/// contains the median.
 const MIN_ROUNDS: usize = 9;
-/// Number of rounds per workload for the default mode and its baseline.
+/// Number of rounds of each workload, except the driver step, for the default mode and its baseline.
 const MAX_ROUNDS: usize = 25;
 /// VRAM size of each card, and thus of the passthrough VM, in MiB.
 const CARD_MIB: u32 = 512;
@@ -125,7 +126,8 @@ fn configuration(paths: &Paths, kinds: &[&Kind]) -> String {
     text
 }
 
-/// Returns the duration of one run in seconds, measured with the guest's clock if the guest reports it.
+/// Returns the duration of one run in seconds, measured with the host's clock for the driver step and with the guest's
+/// clock for other workloads.
 fn once(vm: &Vm, workload: &str) -> Result<f64> {
     if workload == DRIVER {
         vm.run_within("unbind", LOAD_LIMIT)?.success()?;

@@ -1,6 +1,6 @@
-//! Measures a stock guest that computes alongside an attacking guest. Compares its share of GPU time with its share
-//! alongside a well-behaved guest that always has work. Both shares are measured in the same run, with the mediator's
-//! accounting and the card's clock.
+//! Measures a stock guest that computes alongside an attacking guest. Compares the stock guest's share of GPU time with
+//! its share alongside a well-behaved guest that always has work. Both shares are measured in the same run, with the
+//! mediator's accounting and the card's clock.
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::report::{Metric, Record, Target};
 const MEASURED_TIME: Duration = Duration::from_secs(10);
 /// Time before the measurement starts.
 const WARM_UP: Duration = Duration::from_millis(700);
-/// Number of rounds of each kernel, which takes 10 ms of card time.
+/// Number of rounds of each kernel. A kernel takes 10 ms of card time.
 const ROUNDS_PER_KERNEL: u32 = 20;
 const IN_FLIGHT: u32 = 32;
 /// Index of the computing VM.
@@ -74,7 +74,7 @@ pub fn run(policies: &[&str], request: &Request, record: &mut Record) -> Result<
     Ok(Vec::new())
 }
 
-/// Measures several attacks under one policy.
+/// Measures the computing VM under one policy: alone, next to a well-behaved guest, and next to each attacker.
 fn under(crowd: &mut Crowd, policy: &str, rogues: &[Rogue], request: &Request, record: &mut Record) -> Result<()> {
     let measured = request.seconds.map_or(MEASURED_TIME, Duration::from_secs);
     crowd.set(&["--policy", policy])?;

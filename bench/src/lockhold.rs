@@ -22,7 +22,7 @@ use crate::report::{Metric, Target};
 use rig::in_process_vm::{CardConfig, guest, wait};
 
 const MIB: u64 = 1 << 20;
-/// Size of the card's VRAM and of the host memory for chunks, in MiB.
+/// Size of the card's VRAM, and also of the host memory for chunks, in MiB.
 const CARD_MIB: u64 = 128;
 /// VRAM size of a VM in MiB.
 const VM_MIB: u64 = 32;
@@ -134,7 +134,7 @@ fn with_accesses(rig: &Rig, run: fn(&Rig) -> Result<()>) -> Result<Vec<f64>> {
     })
 }
 
-/// Prints the code locations with the longest lock holds, longest first.
+/// Prints the code locations with the longest lock holds by CPU time, at most [`PLACES`] of them, longest first.
 fn show_long(part: &str, kind: Measured, held: &Holds) {
     let mut long: Vec<_> = held.long().collect();
     long.sort_by_key(|(_, long)| std::cmp::Reverse(long.longest_ns));

@@ -90,7 +90,7 @@ const BENCHMARKS: [Benchmark; 24] = [
     ("isolation-disengaged", |request, record| isolation::run(&["disengaged"], request, record)),
 ];
 
-/// Returns true if `name` selects a benchmark.
+/// Returns true if `name` selects the benchmark `known`.
 fn is_of(known: &str, name: Option<&str>) -> bool {
     // `ALL` runs several benchmarks with a single boot.
     let together = |of: &str| of == isolation::ALL || !of.starts_with(isolation::ALL);

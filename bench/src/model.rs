@@ -158,12 +158,13 @@ quantities! {
     aperture_reads: "aperture_reads",
     /// Writes through BAR1 and BAR3, except for writes to memory that the guest accesses directly.
     aperture_writes: "aperture_writes",
-    /// Number of VRAM bytes that the guest's CPU accessed with these reads and writes, or through PRAMIN.
+    /// Number of VRAM bytes that the guest's CPU accessed with aperture reads and writes, or through PRAMIN.
     aperture_bytes: "aperture_bytes",
     /// Number of card memory words (up to 8 bytes each) that the mediator's CPU read for the guest: for its accesses,
     /// its page tables, and pages mapped under its apertures.
     vram_words_read: "vram_words_read",
-    /// Number of words that the mediator's CPU wrote for the same purposes.
+    /// Number of card memory words (up to 8 bytes each) that the mediator's CPU wrote for the guest: for its accesses,
+    /// its page tables, and pages mapped under its apertures.
     vram_words_written: "vram_words_written",
     /// Interrupts sent to the guest.
     interrupts: "interrupts",

@@ -168,7 +168,7 @@ fn messages() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Parses lines of `name=value` pairs.
+/// Parses `name=value` pairs, and collects the values of each name. Ignores other words.
 fn read(text: &str) -> Result<BTreeMap<String, Values>> {
     let mut found: BTreeMap<String, Values> = BTreeMap::new();
     for (name, value) in text.split_whitespace().filter_map(|word| word.split_once('=')) {

@@ -73,7 +73,7 @@ const KINDS: [Kind; 8] = [
     Kind { name: "pv", toml: OFFERED, driver: Some(""), platform: REMAPPED, target: Target::AtMost(1.03) },
 ];
 
-/// Duration of each round in seconds by phase, and the counts of an additional round.
+/// Durations of the rounds in seconds, by phase and in total, and the counts of an additional round.
 #[derive(Default)]
 struct Measured {
     phases: BTreeMap<&'static str, Vec<f64>>,
@@ -156,7 +156,8 @@ fn emulation(vm: &Vm) -> Result<f64> {
     Ok(median(&factors).context("no measurement")?.max(1.0))
 }
 
-/// Returns the duration of each phase of one run in seconds, measured with the guest's clock if the guest reports it.
+/// Returns the duration of each phase of one run in seconds, measured with the host's clock for the driver step and
+/// with the guest's clock for other workloads.
 fn once(vm: &Vm, workload: &str) -> Result<BTreeMap<&'static str, f64>> {
     if workload == DRIVER {
         let began = Instant::now();

@@ -220,7 +220,7 @@ mod tests {
         assert_eq!(Metric::plain("count", 3.0, "messages").met(), None);
     }
 
-    /// Returns a metric that is slightly worse than its target.
+    /// Returns the metric with a value slightly worse than its target, or unchanged if it has no target.
     fn worsened(metric: &Metric) -> Metric {
         let of = metric.baseline.unwrap_or(1.0);
         let value = match metric.target {

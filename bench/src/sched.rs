@@ -1,5 +1,6 @@
 //! Measures the scheduler in simulated time: each VM's share of the GPU under each policy, with the workloads of
-//! GPUvm's and Gdev's figures, and with misbehaving guests. Runs are deterministic, except for the cost of a decision.
+//! GPUvm's and Gdev's figures, and with misbehaving guests. Runs are deterministic, except for the measured CPU times
+//! of the simulation and of an event.
 //!
 //! We assume that GPUvm's `madd` takes 0.5 ms, and its `long-madd` five times as long. Without preemption, an engine is
 //! allocated in units of whole kernels, so the share in a window of 100 ms can be off by one kernel at each end.
@@ -101,7 +102,7 @@ fn all_waits(outcome: &Outcome) -> Histogram {
     waits
 }
 
-/// Returns Jain's index, the utilization and the wait times of a run, starting at `from` ns.
+/// Returns Jain's index of the shares from `from` ns on, and the utilization and wait times of the whole run.
 fn common(row: &str, outcome: &Outcome, from: u64, wanted: &[f64]) -> Vec<Metric> {
     let shares = outcome.shares(Engine::Compute, from, u64::MAX);
     let waits = all_waits(outcome);
@@ -212,7 +213,7 @@ fn lengths() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures short tasks against long tasks that arrive 30 s later, for 200 s.
+/// Measures short tasks against long tasks that arrive 30 s later, in runs of 200 s.
 fn gdev_figure_14() -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for Contender { name, config } in contenders() {
@@ -336,7 +337,7 @@ fn weights() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures a VM that needs 2 ms about every 16 ms, alongside a VM that always has work.
+/// Measures a VM that needs 2 ms about every 16 ms, alone and alongside three VMs that always have work.
 fn interactive() -> Result<Vec<Metric>> {
     let frames = |class| {
         let stream = Stream::looping(Length::Uniform(1500 * US, 2500 * US), Length::Uniform(13 * MS, 15 * MS));
@@ -435,7 +436,7 @@ fn cpu_seconds() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// Measures the cost of the simulation and the cost of a decision.
+/// Measures the CPU time for simulating an hour of 32 VMs, and the scheduler's CPU time per event with 16 VMs.
 fn scale() -> Result<Vec<Metric>> {
     let guest = |vm: u64| {
         let stream = Stream::looping(Length::Exponential(MS * (1 + vm % 5)), Length::Exponential(5 * MS));

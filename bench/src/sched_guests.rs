@@ -160,7 +160,7 @@ impl Work {
         (0..vms).map(|vm| self.part(vm)).sum()
     }
 
-    /// Returns the share of one VM.
+    /// Returns the fraction of time during which the card executed one VM's work.
     fn part(&self, vm: usize) -> f64 {
         self.uses.used(vm, Engine::Compute, 0, self.length) as f64 / self.length.max(1) as f64
     }

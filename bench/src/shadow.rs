@@ -137,7 +137,7 @@ fn entry(address: u64) -> Result<u64> {
     Ok(Pte::new().with_valid(true).with_frame(frame).with_aperture(PteAperture::Vram).into())
 }
 
-/// Returns the duration of `each` in microseconds. The time for the preceding `prepare` is not included.
+/// Returns the median duration of `each` in microseconds, excluding the preceding `prepare`.
 fn timed(mut prepare: impl FnMut(u64) -> Result<()>, mut each: impl FnMut()) -> Result<f64> {
     let mut times = Vec::new();
     for round in 0..ROUNDS as u64 {

@@ -103,7 +103,7 @@ pub fn run() -> Result<Vec<Metric>> {
     ])
 }
 
-/// Returns the duration of one access in nanoseconds, measured with the guest's clock.
+/// Returns the mean duration of `count` accesses in nanoseconds, measured with the guest's clock.
 fn measure(vm: &Vm, what: &str, count: u32, pci: Option<&str>) -> Result<f64> {
     let pci = pci.map(|address| format!(" --pci={address}")).unwrap_or_default();
     let output = vm.run_ok(&format!("run /bin/gpu-workloads bar bench {what} --count={count} --offset=0x1100{pci}"))?;

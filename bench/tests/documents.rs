@@ -97,7 +97,7 @@ fn raw_files_state_their_origin_and_are_linked_from_a_page() {
     for file in files(RESULTS, ".json") {
         assert!(named.contains(&file.as_str()), "no page names {file}");
         let found: Value = serde_json::from_str(&fs::read_to_string(root(RESULTS).join(&file)).unwrap()).unwrap();
-        // For a rented card, the driver's card report replaces the host's conditions.
+        // A file for a rented card has the driver's report about the card instead of the host's processor.
         let conditions = [("/run/commit", "/commit"), ("/run/started", "/started"), ("/run/processor", "/smi")];
         let told = conditions.iter().all(|(ours, cards)| found.pointer(ours).or(found.pointer(cards)).is_some());
         assert!(told || WITHOUT_CONDITIONS.contains(&file.as_str()), "{file}: commit, time and host");
@@ -121,7 +121,7 @@ fn every_picture_is_of_a_raw_file_and_on_a_page() {
     }
 }
 
-/// Returns the pages with their folders.
+/// Returns the text of each page, with the page's folder.
 fn pages_with_folders() -> Vec<(PathBuf, String)> {
     let folders = ["", "docs/guides", "docs/design", "docs/reference", "docs/decisions", "fleet/kubernetes"];
     let of = |folder: &'static str| files(folder, ".md").into_iter().map(move |page| (folder, page));

@@ -116,8 +116,8 @@ impl Channels {
         working
     }
 
-    /// Returns the VMs with ended work that have not been notified yet. An engine's interrupt may also be for them.
-    /// Call this after [`Self::completed`].
+    /// Returns the VMs that have not been notified of ended work for `engine`. Its interrupt may also be for them. Call
+    /// this after [`Self::completed`].
     pub fn news(&mut self, engine: u32) -> BTreeSet<TenantId> {
         let bit = 1u32.checked_shl(engine).unwrap_or(0) & ENGINES;
         let mut told = BTreeSet::new();

@@ -122,7 +122,7 @@ impl Channels {
         host.vram_flush();
     }
 
-    /// Returns true if a channel is waiting for its VM to be admitted.
+    /// Returns true if a channel must not run before its VM is admitted.
     #[must_use]
     pub fn is_shut_out(&self, physical: ChannelId) -> bool {
         self.bound(physical).is_some_and(|bound| self.is_barred(bound))

@@ -60,7 +60,8 @@ pub(crate) struct Bound {
     pub(crate) next_contexts: Option<[Option<GpuVa>; 3]>,
     pub(crate) requested: RequestedState,
     pub(crate) permit: Permit,
-    /// Last state reported to the card: [`RunState::Running`] or [`RunState::Stopped`].
+    /// [`RunState::Running`] if the card may schedule the channel whenever the gate permits it, or
+    /// [`RunState::Stopped`].
     pub(crate) told: RunState,
     /// True if the channel's number must not be reused after the channel has ended.
     pub(crate) stranded: bool,
@@ -86,13 +87,13 @@ pub(crate) struct Vm {
     pub(crate) refused: BTreeMap<u8, Refused>,
     /// Saved ring state of unbound channels, by guest channel number.
     pub(crate) saved: BTreeMap<u8, SavedWords>,
-    /// Mask of engines on which work has ended without notifying the VM.
+    /// Mask of the engines for which the VM has not been notified of ended work.
     pub(crate) news: u32,
-    /// True if the VM has been notified, for any engine, since work last ended.
+    /// True if the VM has been notified of ended work, for any engine, since the last poll for completions.
     pub(crate) told: bool,
     /// Time limit for the VM's channels to keep an engine busy without progress, in ns.
     pub(crate) hang_limit: Option<u64>,
-    /// Guest channel at which the next poll for completions starts.
+    /// Number of the physical channel at which the next poll for completions starts.
     pub(crate) next_look: u8,
 }
 
@@ -230,9 +231,9 @@ impl Channels {
         Ok(physical)
     }
 
-    /// Stops the channel, removes it from its engines and the runlist, and frees it. Has no effect if the channel is
-    /// not bound. Work in flight ends without a [`Completion`](crate::Completion). [`Self::saved_words`] returns the
-    /// channel's position.
+    /// Stops the channel, removes it from its engines and the runlist, and frees it. If the channel is not bound, only
+    /// its rejected bind and saved ring state are discarded. Work in flight ends without a
+    /// [`Completion`](crate::Completion). [`Self::saved_words`] returns the channel's position.
     ///
     /// # Errors
     /// Returns [`Stuck`] if the channel has not left its engines yet. The VM has lost the channel, but the channel's
@@ -362,7 +363,7 @@ impl Channels {
         self.bound(channel).map(|bound| (bound.vm, bound.channel))
     }
 
-    /// Returns the channel whose instance block is at a VRAM address, and the location of the guest's block, for MMU
+    /// Returns the channel whose instance block contains a VRAM address, and the location of the guest's block, for MMU
     /// faults.
     #[must_use]
     pub fn by_instance(&self, address: VramAddr) -> Option<(TenantId, VirtualChannelId, Place)> {
@@ -413,9 +414,9 @@ impl Channels {
         true
     }
 
-    /// Prevents the reuse of a bound channel's number after its end, until [`Self::card_reset`], because the card's
-    /// TLBs may still translate the addresses of its work area. [`Self::has_stuck`] reports the channel even after its
-    /// VM has ended.
+    /// Prevents the reuse of a bound channel's number after its end, until [`Self::unstrand`] or [`Self::card_reset`],
+    /// because the card's TLBs may still translate the addresses of its work area. [`Self::has_stuck`] reports the
+    /// channel even after its VM has ended.
     pub fn strand(&mut self, vm: TenantId, channel: VirtualChannelId) {
         let physical = self.physical(vm, channel);
         if let Some(bound) = physical.and_then(|physical| self.bound_mut(physical)) {
@@ -496,7 +497,7 @@ impl Channels {
             return false;
         }
         if bound.graphics != Graphics::Attached {
-            // The channel may get the new contexts only after its VM is admitted.
+            // Stop the channel, because it must not run with the new contexts before its VM is admitted.
             card::stop(host, physical);
             self.set_graphics(host, physical, Graphics::Attached);
         }
@@ -509,7 +510,7 @@ impl Channels {
         true
     }
 
-    /// Updates the card's scheduling according to the state requested by the guest and the host's permission.
+    /// Updates the card's scheduling according to the guest's request, the host's permission, and the VM's pauses.
     fn apply(&mut self, host: &mut impl Host, physical: ChannelId) {
         let Some(bound) = self.bound(physical) else { return };
         let paused = self.vms.get(&bound.vm).is_some_and(|vm| vm.paused != 0);
@@ -531,7 +532,8 @@ impl Channels {
         card::stop(host, physical);
     }
 
-    /// Frees a stopped channel that is in no runlist and, if `kicked` is `Ok`, on no engine.
+    /// Frees a stopped channel that is in no runlist. Marks it as stuck instead if it is stranded or `kicked` is an
+    /// error.
     fn release(&mut self, host: &mut impl Host, physical: ChannelId, kicked: Result<(), Stuck>) {
         self.preemptions.forget(physical);
         card::unbind(host, physical);

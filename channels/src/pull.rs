@@ -24,8 +24,8 @@ const WORTHWHILE: u32 = RING_ENTRIES / 4;
 impl Channels {
     /// Copies as many of the guest's ring entries up to a doorbell as fit in the host's ring, as one submission, and
     /// appends a completion record. The card does not fetch the submission before [`Self::start`]. `now` is the time in
-    /// ns. Pulls nothing if a later doorbell was already pulled, or if the channel has been unbound since the doorbell
-    /// was validated.
+    /// ns. Pulls nothing if a later doorbell was already pulled, if the channel has ended or was unbound since the
+    /// doorbell was validated, or while changed context pointers wait for work in flight.
     ///
     /// # Errors
     /// Returns a [`PullError`] if an entry is unreadable or invalid. The channel then returns the same fault until it
@@ -96,15 +96,15 @@ impl Channels {
         true
     }
 
-    /// Returns true if a channel's ring is far from full and no entry waits for free space, so completions are not
-    /// urgent.
+    /// Returns true if few submissions of a channel are in flight and no entry waits for free space, so completions are
+    /// not urgent.
     #[must_use]
     pub fn is_shallow(&self, physical: ChannelId) -> bool {
         self.bound(physical).is_some_and(|bound| bound.ring.is_shallow())
     }
 
     /// Lets the card fetch a submission of a physical channel, together with the channel's earlier ones. Returns
-    /// `false` if the card may already fetch it or it does not exist.
+    /// `false` if the card may already fetch it, if it does not exist, or if the channel has ended.
     pub fn start(&mut self, host: &mut impl Host, physical: ChannelId, submission: Submission) -> bool {
         let Some(bound) = self.bound_mut(physical).filter(|bound| bound.permit != Permit::Ended) else { return false };
         let Some(put) = bound.ring.start(submission) else { return false };
@@ -142,7 +142,7 @@ impl Channels {
             .collect()
     }
 
-    /// Returns the number of entries that should have been pulled but did not fit.
+    /// Returns the number of a channel's entries that may be pulled but have not been pulled.
     #[must_use]
     pub fn backlog(&self, vm: TenantId, channel: VirtualChannelId) -> u32 {
         let bound = self.physical(vm, channel).and_then(|physical| self.bound(physical));
@@ -174,9 +174,9 @@ fn take(ring: &Ring, guest: &mut impl GuestRing, count: u32) -> (Vec<Entry>, Opt
     (entries, None)
 }
 
-/// Returns the number of the `wanted` entries at `va` that fit in a single read. A read ends at the page boundary or
-/// after `to_end` entries, at the end of the ring. Returns at least 1, because a page contains a whole number of
-/// entries and the ring is aligned to an entry.
+/// Returns the number of the `wanted` entries at `va` that fit in a single read. A read has at most [`CHUNK`] entries,
+/// and ends at the page boundary or after `to_end` entries, at the end of the ring. Returns at least 1, because a page
+/// contains a whole number of entries and the ring is aligned to an entry.
 fn chunk(va: GpuVa, wanted: usize, to_end: usize) -> usize {
     let in_page = SMALL_PAGE.saturating_sub(va.0 % SMALL_PAGE).checked_div(ENTRY_BYTES as u64).unwrap_or(1);
     wanted.min(to_end).min(CHUNK).min(usize::try_from(in_page).unwrap_or(1)).max(1)

@@ -81,7 +81,8 @@ pub(crate) struct Ring {
     last_end: u64,
     /// Reason why the guest's ring cannot be read any further.
     pub(crate) fault: Option<RingFault>,
-    /// Position and GET at the last check for progress. GET is `None` if there was no check since the card was idle.
+    /// Position and GET at the last check for progress. GET is `None` if there was no check since the card last had
+    /// none of the channel's submissions.
     pub(crate) seen: (u64, Option<u32>),
 }
 
@@ -120,7 +121,7 @@ impl Ring {
         self.doorbells
     }
 
-    /// Permits pulls of entries up to `gp_put`, unless a later doorbell has already permitted them.
+    /// Permits pulls of entries up to `gp_put`, unless a later doorbell has already set this limit.
     pub(crate) fn allow(&mut self, gp_put: u32, doorbell: u64) {
         if doorbell > self.target.1 {
             self.target = (gp_put, doorbell);

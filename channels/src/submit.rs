@@ -101,7 +101,7 @@ impl Channels {
     }
 
     /// Returns true if a physical channel should run, immediately or in its slice. This is the case if its guest has
-    /// enabled and listed it, and the host has not paused its VM.
+    /// enabled and listed it, the host has not paused its VM, and the channel has not ended.
     #[must_use]
     pub fn wants(&self, physical: ChannelId) -> bool {
         self.hindrance(physical).is_none()

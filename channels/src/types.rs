@@ -158,7 +158,7 @@ pub struct Pulled {
     pub taken: u32,
     /// Number of dwords in the push buffers of these entries.
     pub words: u32,
-    /// Number of entries up to the doorbell that did not fit, and remain in the guest's ring.
+    /// Number of entries up to the doorbell that were not pulled, and remain in the guest's ring.
     pub left: u32,
 }
 
@@ -174,7 +174,7 @@ pub struct PullError {
 /// Reason why a guest's ring cannot be read any further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RingFault {
-    /// The ring is not mapped.
+    /// An entry is at an unmapped address, or in the host's address range.
     #[error("the GPFIFO ring is not mapped at {va}")]
     Unmapped {
         /// Address of the first unreadable entry.

@@ -18,9 +18,10 @@ impl Channels {
         }
     }
 
-    /// Polls each engine, and returns the channels that have kept an engine busy for too long without progress. Each
-    /// channel is returned once. Channels that wait for a semaphore are included, because the host unit runs ahead of
-    /// the engine, which may still be busy. Call this function several times within the time limit.
+    /// Polls each engine, and returns the channels that have kept an engine busy for too long without progress. A
+    /// channel is not returned again before it has made progress. Channels that wait for a semaphore are included,
+    /// because the host unit runs ahead of the engine, which may still be busy. Call this function several times within
+    /// the time limit.
     pub fn look(&mut self, host: &mut impl Host, now_ns: u64) -> Vec<Hang> {
         (0..engine::COUNT).filter_map(|unit| self.look_at(host, unit, now_ns)).collect()
     }
@@ -37,9 +38,9 @@ impl Channels {
     }
 
     /// Returns channels that have work in flight, may run, do not wait for a semaphore, and have made no progress for
-    /// longer than the hang limit, although no engine was running another channel. Each channel is returned once. The
-    /// card can report only one fetch fault at a time, so a fault can be lost while another one is pending. This check
-    /// finds the affected channels. Call this function as often as [`Self::look`].
+    /// longer than the hang limit, although no engine was running another channel. A channel is not returned again
+    /// before it has made progress. The card can report only one fetch fault at a time, so a fault can be lost while
+    /// another one is pending. This check finds the affected channels. Call this function as often as [`Self::look`].
     pub fn stalled(&mut self, host: &mut impl Host, now_ns: u64) -> Vec<Stall> {
         let working: Vec<ChannelId> = (0..engine::COUNT).filter_map(|unit| card::working_for(host, unit)).collect();
         let Self { slots, vms, gate, .. } = self;

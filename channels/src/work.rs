@@ -140,7 +140,7 @@ pub(crate) fn record_push(span: Span, slot: usize, sequence: u32) -> [u8; PUSH_B
     bytes
 }
 
-/// Offset in a record's push buffer of the dword that raises the interrupt.
+/// Byte offset, in a record's push buffer, of the dword that raises the interrupt.
 pub(crate) const RAISES: u64 = PUSH_BYTES as u64 - 4;
 /// Returns the no-op dword that can replace the dword at [`RAISES`].
 pub(crate) fn raises_nothing() -> [u8; 4] {

@@ -23,7 +23,7 @@ pub trait Backend: Send {
     /// Returns an error if the memory does not belong to the context, or on a driver error.
     fn free(&mut self, memory: Memory) -> Result<()>;
 
-    /// Returns the location of an allocation. Memory of another context is always reported as card memory.
+    /// Returns the location of an allocation. A segment is always reported as card memory.
     ///
     /// # Errors
     /// Returns an error if the memory does not belong to the context.

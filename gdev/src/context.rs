@@ -174,7 +174,7 @@ impl<B: Backend + ?Sized> Context<B> {
         }
         if length <= self.tuning.direct_write_bytes && self.is_idle()? {
             match self.backend.write_by_cpu(memory, offset, bytes) {
-                // The CPU cannot access this memory.
+                // The CPU cannot access this memory, so use bounce buffers.
                 Err(Error::Unsupported { .. }) => {}
                 result => return result,
             }

@@ -241,8 +241,8 @@ impl Cuda {
         self.ended = self.ended.max(number);
     }
 
-    /// Returns the parameter offsets that the kernel declares, or those of `params` if the driver does not report them.
-    /// Checks that the total sizes match.
+    /// Returns the parameter offsets that the kernel declares, and checks that the total sizes match. If the driver
+    /// does not report the offsets, returns those of `params` unchecked.
     fn offsets(&self, function: u64, kernel: &str, params: &Params) -> Result<Vec<usize>> {
         let (mut offsets, mut expected) = (Vec::new(), 0);
         loop {
@@ -251,7 +251,7 @@ impl Cuda {
                     offsets.push(offset);
                     expected = offset + bytes;
                 }
-                // The driver is older than CUDA 12.4.
+                // Drivers older than CUDA 12.4 do not report the offsets.
                 Some(None) if params.offsets().is_empty() && !params.bytes().is_empty() => {
                     let what = "parameters without offsets: name each value";
                     return Err(Error::Unsupported { device: self.name(), what });

@@ -1,9 +1,9 @@
 //! The backend for a nouveau render node: a channel with M2MF and compute objects, buffers, programs, and launches.
 //!
 //! Copies use M2MF, the copy engine of PGRAPH, so that one channel executes all work in order. The CPU maps buffers in
-//! VRAM through BAR1. Each submission ends by writing a stamp with its number behind its push buffer. If the stamp is
-//! missing after the kernel has reported completion, the work was aborted. On request ([`Nouveau::measure_launches`]), the GPU time of
-//! each launch is measured by timestamps before and after it.
+//! VRAM through BAR1. Each submission ends by writing a stamp with its number to the end of its push buffer's memory.
+//! If the stamp is missing after the kernel has reported completion, the work was aborted. On request
+//! ([`Nouveau::measure_launches`]), the GPU time of each launch is measured by timestamps before and after it.
 //!
 //! Launches are asynchronous until all of the channel's push buffers are in flight.
 //!
@@ -51,7 +51,7 @@ const SMALL_PROGRAM_BYTES: u64 = STAMP_AT - PROGRAM_AT;
 /// Statistics of a [`Nouveau`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Done {
-    /// Number of launched copies.
+    /// Number of launched copies, each of one rectangle.
     pub copies: u64,
     /// Number of launched grids.
     pub launches: u64,
@@ -298,7 +298,8 @@ impl Nouveau {
         self.channel.submit(&push, &list).map(Fence::new).map_err(lost)
     }
 
-    /// Submits a copy through M2MF, after all grids. Returns the copy's fence, and the number of M2MF copies.
+    /// Submits an M2MF copy that waits for all earlier grids. Returns the copy's fence, and the number of its
+    /// rectangles.
     fn submit_copy(&self, from: Spot<'_>, to: Spot<'_>, bytes: u64) -> Result<(Fence, u64)> {
         let rects = linear(from.address, to.address, bytes, Engine::M2mf.most_lines());
         let uses: Vec<Use<'_>> = from.buffer.map(Use::read).into_iter().chain(to.buffer.map(Use::write)).collect();

@@ -9,7 +9,8 @@ pub struct Tuning {
     pub direct_write_bytes: u64,
     /// Maximum size in bytes of a read that the CPU performs through the aperture. 0 disables such reads.
     pub direct_read_bytes: u64,
-    /// Chunk size of larger copies in bytes. While a copy engine copies one chunk, the CPU copies the next.
+    /// Chunk size of larger copies in bytes. With [`Self::overlap`], the CPU copies the next chunk while a copy engine
+    /// copies one.
     pub piece_bytes: u64,
     /// True if the CPU and the copy engine work on larger copies concurrently. If false, both copies of a chunk
     /// complete before the next chunk begins.

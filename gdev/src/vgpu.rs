@@ -489,7 +489,7 @@ impl Backend for Vgpu {
 
     fn detach(&mut self, memory: Memory) -> Result<()> {
         let Held::Segment { id, .. } = *self.held(memory)? else { return Err(Error::Memory(memory.index)) };
-        // A second attachment in the same context shares the mapping.
+        // All attachments of a segment in the same context share a mapping, so only the last one detaches the segment.
         let others = self.memory.iter().filter(|(index, _)| **index != memory.index);
         if !others.into_iter().any(|(_, held)| matches!(held, Held::Segment { id: other, .. } if *other == id)) {
             let ops = Ops::new().detach(id, self.channel.id().into());

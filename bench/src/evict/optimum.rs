@@ -66,7 +66,7 @@ fn farthest(pieces: &[Piece<'_>], uses: &Uses, vms: usize, capacity: usize, divi
             let is_free = |&(vm, chunk): &Chunk| vm != piece.vm || !piece.step.contains_key(&chunk);
             let value = |&(vm, chunk): &Chunk| {
                 let dirty = memory.is_dirty(vm, chunk);
-                // A chunk that is not used again sorts last.
+                // A chunk that is not used again gets the largest value, so it is evicted first.
                 let until = uses.next((vm, chunk), at).map_or(1 << 40, |next| (next - at) as u64);
                 (if dirty { until / divisor } else { until }, !dirty)
             };

@@ -13,7 +13,7 @@ fn trace(pieces: &[&[(u32, bool)]]) -> Trace {
     Trace { submissions: pieces.iter().map(submission).collect(), buffers: Vec::new() }
 }
 
-/// Returns the minimum over all schedules, by exhaustive search.
+/// Returns the minimum cost of all schedules, found by exhaustive search.
 fn exhaustive(pieces: &[Piece<'_>], capacity: usize) -> u64 {
     // A state is the set of chunks on the card, each with a flag that is true if the chunk was written since its
     // arrival. The value is the state's minimum cost.

@@ -12,7 +12,7 @@ use crate::report::{Metric, Target, median};
 const PUBLISHED: [(&str, &str); 2] =
     [("shadow_updates", "GPUvm: 26-52 naive, 6-7 lazy"), ("calls", "GPUvm: 1,169-34,784 naive, 81-218 multicall")];
 
-/// A column of the figure.
+/// A column of the report.
 struct Column {
     name: &'static str,
     /// Kind that provides the counts.
@@ -144,8 +144,8 @@ fn counted(name: &str, counts: &Counts) -> Vec<Metric> {
     .collect()
 }
 
-/// Returns the time that is common to all kinds, in seconds. This is the sum of each phase's fastest time, scaled to a
-/// real CPU. It includes messages and the software card, so it exceeds the guest's own time.
+/// Returns the time that is common to all kinds, in seconds. This is the sum over all phases of the lowest median of
+/// any kind, scaled to a real CPU. It includes messages and the software card, so it exceeds the guest's own time.
 fn common(table: &Table, workload: &'static str, factor: f64) -> Result<f64> {
     let mut seconds = 0.0;
     for phase in PHASES {

@@ -18,7 +18,8 @@ pub struct Record {
 }
 
 impl Record {
-    /// Opens a record in `file`, if given. If `resume` is true, keeps the contents of the file.
+    /// Opens a record in `file`, if given. If `resume` is true, continues with the contents of an existing file.
+    /// Otherwise, starts without figures.
     ///
     /// # Errors
     /// Returns an error if the file is not a record.
@@ -58,7 +59,7 @@ impl Record {
         self.save()
     }
 
-    /// Removes a figure.
+    /// Removes a figure. The file changes with the next call of [`Self::put`] or [`Self::end`].
     pub fn forget(&mut self, name: &str) {
         self.metrics.retain(|metric| metric.name != name);
     }

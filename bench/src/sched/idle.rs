@@ -61,8 +61,8 @@ fn guests(short: u64, long: u64, weights: (u32, u32), depth: u32, vms: usize) ->
     competing.chain((vms..VMS).map(|_| guest(0, MS))).collect()
 }
 
-/// Returns the figures. CREDIT has a target only if guests queue work, because it does not wait for guests without
-/// queued work.
+/// Returns the metrics with their targets. CREDIT has a target only if guests queue work, because it does not wait for
+/// guests without queued work.
 fn figures(row: &str, kind: &str, policy: &str, errors: &[f64]) -> Vec<Metric> {
     let (half, tenth) = match (policy, kind) {
         ("band", _) => (Target::AtMost(1.0), Target::AtMost(3.0)),

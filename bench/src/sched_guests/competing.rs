@@ -14,7 +14,7 @@ use crate::report::{Metric, Record};
 /// last ones take 0.4 and 5 ms.
 const KERNEL_ROUNDS: [(u32, u32); 5] = [(MADD, LONG_MADD), (1, 1), (5, 5), (13, 13), (1, 13)];
 
-/// Runs the benchmark, and records each run when it ends.
+/// Runs the benchmark. Records each run when it ends, and skips recorded runs.
 pub fn run(stage: &mut Stage, record: &mut Record) -> Result<Vec<Metric>> {
     for (short, long) in KERNEL_ROUNDS {
         for vms in [2, 4, 8] {

@@ -25,7 +25,7 @@ fn between(outcome: &Outcome, load: usize) -> Result<(u64, u64)> {
     Ok((from.next_multiple_of(TENTH), until))
 }
 
-/// Measures short tasks alongside long tasks that start later.
+/// Measures short tasks alongside long tasks that start 3 s later.
 pub fn gdev_14(stage: &Stage) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for policy in [FIFO, CREDIT, BAND] {
@@ -98,7 +98,7 @@ pub fn unequal_copies(stage: &Stage) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures four equal VMs that start at different times.
+/// Measures four equal VMs that start at intervals of 5 s.
 pub fn gdev_16(stage: &Stage) -> Result<Vec<Metric>> {
     let row = "sched.guests.gdev16";
     let loads = (0..4).map(|vm| steady(vm, MADD).after(Duration::from_secs(5) * vm as u32));

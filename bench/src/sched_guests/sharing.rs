@@ -115,7 +115,7 @@ fn rates(outcome: &Outcome, rounds: u32) -> Vec<f64> {
     ends.map(|end| done(end) as f64 / length_ns(rounds) as f64 * 1e9 / HALF as f64).collect()
 }
 
-/// Compares a rate with a baseline, window by window.
+/// Compares the mean of the windows' rates with the mean of the baseline's windows.
 fn beside(name: String, rates: &[f64], baseline: &[f64], least: f64) -> Metric {
     let of = |rates: &[f64]| mean(rates).unwrap_or(f64::NAN);
     let ratio = Metric::ratio(name, of(rates), "1/s", of(baseline), Target::AtLeast(least));

@@ -47,7 +47,8 @@ impl Vm {
         Ok(Self { driver, channel, chunk })
     }
 
-    /// Creates a VM that occupies all card memory. Also returns its number of chunks.
+    /// Creates a VM that occupies all card memory, with a pattern at the start of each chunk from [`FIRST_FREE_AT`] on.
+    /// Also returns the number of these chunks.
     fn of_all(rig: &Rig, vm: u32, chunk: u64) -> Result<(Self, u64)> {
         let one = Self::new(rig, vm, chunk)?;
         let mut chunks = 0;
@@ -58,7 +59,7 @@ impl Vm {
         Ok((one, chunks))
     }
 
-    /// Returns true if the first `chunks` chunks still have the contents written by [`Self::of_all`].
+    /// Returns true if the first `chunks` of these chunks still have the patterns written by [`Self::of_all`].
     fn kept(&self, chunks: u64) -> bool {
         (0..chunks).all(|number| {
             let (mut found, expected) = (vec![0; PAGE as usize], pattern(9, number));
@@ -127,7 +128,7 @@ fn config(chunk_bytes: u64) -> CardConfig {
     CardConfig { chunk_bytes, division, time: time(), ..CardConfig::new(CARD_MIB, 128) }
 }
 
-/// Returns the time for copying the memory that a request evicted, in seconds.
+/// Returns the modelled time in seconds for copying the memory that a request evicted, at least 1 us.
 fn copy(cost: &Cost) -> f64 {
     (cost.bytes / (LANES * BUS_RATE as f64)).max(1e-6)
 }

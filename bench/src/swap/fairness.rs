@@ -21,7 +21,7 @@ const CARD_MIB: u64 = 94;
 const EACH_MIB: u64 = 120;
 /// Interval between chunk allocations of a VM.
 const ALLOCATION_INTERVAL: Duration = Duration::from_millis(25);
-/// Start time of the second VM.
+/// Delay between the start of the first VM and the start of the second VM.
 const SECOND_VM_START: Duration = Duration::from_millis(2500);
 /// Time for which each VM keeps its memory after allocating all of it.
 const HOLD_TIME: Duration = Duration::from_millis(3500);

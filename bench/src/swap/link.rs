@@ -47,7 +47,7 @@ fn timed(scene: &mut Scene, work: impl FnOnce(&mut Scene) -> Result<()>) -> Resu
 /// Transfer methods: relocation and a guest's copies, in both directions.
 const WAYS: [&str; 4] = ["out", "back", "plain_out", "plain_back"];
 
-/// Measures each method in each round.
+/// Measures each method in each round, after a round whose results are discarded.
 fn rounds(chunk_bytes: u64) -> Result<[Vec<Took>; WAYS.len()]> {
     let mut scene = Scene::new(chunk_bytes, None)?;
     let chunks = BUFFER_AT / chunk_bytes..(BUFFER_AT + BYTES).div_ceil(chunk_bytes);

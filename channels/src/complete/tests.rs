@@ -296,7 +296,7 @@ fn vm_with_work_in_pbdma_or_on_engine_is_notified() {
     for _ in 0..10 {
         assert_eq!(told(&mut world, 0), [A]);
     }
-    // The semaphore was forged, so no record is in flight, but the engine is still busy.
+    // No record is in flight, as after a forged semaphore, but the engine is still busy.
     world.card.run(physical);
     world.completed();
     assert_eq!(told(&mut world, 0), [A]);

@@ -63,8 +63,8 @@ pub enum MoveError {
 
 impl Channels {
     /// Copies a VM's channels and their data on the card, for transfer to another card. Does not change this card's
-    /// state. The VM must be paused and off the engines. Returns `None` while a channel is still on an engine or the
-    /// guest's runlist has not taken effect.
+    /// state. The VM must be paused and off the engines. Returns `None` if it is not paused, while a channel is still
+    /// on an engine, or while the guest's runlist has not taken effect.
     pub fn moving(&self, host: &mut impl Host, vm: TenantId) -> Option<Moving> {
         let record = self.vms.get(&vm)?;
         let leaves = |physical: &ChannelId| self.preemptions.waiting.contains(physical);

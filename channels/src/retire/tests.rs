@@ -60,7 +60,7 @@ fn stranded_channel_number_is_not_reused_before_unstrand() {
     assert!(world.channels.has_stuck(A) && world.channels.stuck() == 1);
     assert!(!world.channels.let_go(&mut world.card, physical));
     assert_ne!(world.run(B, 0), physical);
-    // Then the channel's work area is removed from the address space.
+    // The caller removes the channel's work area from the address space, and then permits reuse of the number.
     world.channels.unstrand(physical);
     assert!(world.channels.let_go(&mut world.card, physical));
     assert_eq!(world.channels.run_state(physical), RunState::Free);

@@ -190,7 +190,7 @@ fn unwind(
 }
 
 impl SavedRing {
-    /// Checks the values that do not depend on each other.
+    /// Checks all values except the positions of the submissions in flight, which [`unwind`] computes.
     fn check(&self) -> Result<(), Invalid> {
         let Self { gp_base, entries, gp_put, next, target, doorbells, put, started, records, .. } = self;
         let Self { submitted, sequence, ends, last_end, seen, .. } = self;

@@ -34,7 +34,7 @@ pub(crate) enum Did {
     Doorbell(u8, u32),
 }
 
-/// State of a channel that is loaded in a PBDMA.
+/// Fetch and execution state of a bound channel.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Unit {
     gp_get: u32,
@@ -60,7 +60,7 @@ pub(crate) struct Card {
     pub(crate) units: BTreeMap<u8, Unit>,
     /// Channels that are loaded in a PBDMA, with or without work.
     pub(crate) loaded: BTreeSet<u8>,
-    /// True if the card reports a channel as idle once it has fetched all of the channel's work.
+    /// True if the card never reports pending work.
     pub(crate) coy: bool,
     pub(crate) did: Vec<Did>,
     /// Channels that never leave their engines.
@@ -154,7 +154,7 @@ impl Card {
         (get..get + (put + 512 - get) % 512).map(|index| index % 512).collect()
     }
 
-    /// Fetches one entry. Returns `false` if there is none.
+    /// Fetches one entry. Returns `false` if there is none, or if the channel may not run.
     pub(crate) fn fetch(&mut self, channel: ChannelId) -> bool {
         let put = self.userd(channel, userd::GP_PUT);
         assert!(put < 512, "GP_PUT {put} is beyond the ring");
@@ -177,7 +177,8 @@ impl Card {
         true
     }
 
-    /// Starts a fetched range, or ends the one in progress. Returns `false` if there is none.
+    /// Starts a fetched range, or ends the one in progress. Returns `false` if there is none, or if the channel may not
+    /// run.
     pub(crate) fn execute(&mut self, channel: ChannelId) -> bool {
         if !self.runnable(channel) {
             return false;
@@ -379,7 +380,7 @@ impl GuestRing for Guest {
     }
 }
 
-/// Two VMs with four channels each, which share one guest memory.
+/// Two VMs with at most four channels each. The VMs share one guest memory.
 pub(crate) struct World {
     pub(crate) channels: Channels,
     pub(crate) card: Card,
@@ -413,8 +414,7 @@ impl World {
         VramAddr(0x80_0000 + u64::from(vm.0) * 0x1_0000)
     }
 
-    /// Writes the dwords that differ between channels to the guest's block, and then binds the channel with the block's
-    /// current contents.
+    /// Binds the channel with the current contents of the guest's instance block.
     pub(crate) fn bind_block(&mut self, vm: TenantId, channel: u8) -> Result<ChannelId, crate::BindError> {
         let at = Self::instance_of(channel);
         let guest = self.guest.parse(at);

@@ -28,11 +28,12 @@ pub(crate) enum Op {
     Refuse(bool, u8),
     /// Writes GP_PUT. The doorbell is pulled immediately or later, depending on the flag.
     Ring(bool, u8, u32, bool),
-    /// Delivers a stored doorbell, in any order.
+    /// Delivers one of the stored doorbells, selected by this number.
     Pull(u8),
     /// Determines whether submissions wait until they are started.
     Gate(bool),
-    /// Starts a waiting submission, in any order, together with earlier submissions of its channel.
+    /// Starts one of the waiting submissions, selected by this number, together with earlier submissions of its
+    /// channel.
     Start(u8),
     /// Runs the pending pulls.
     Pending,
@@ -93,10 +94,11 @@ pub(crate) struct Rig {
     /// Doorbells to be pulled later, each with its number within its channel.
     kept: Vec<(Doorbell, u64)>,
     gated: bool,
-    /// Submissions that wait to be started, each with its channel, its binding, and its number within the binding.
+    /// Submissions that wait to be started, each with its channel, the serial number of its binding, and its number
+    /// within the binding.
     waiting: Vec<((TenantId, u8), u64, usize, Submission)>,
     stuck: BTreeSet<ChannelId>,
-    /// Serial number of each channel's binding, as observed in its doorbells.
+    /// Serial number of each channel's last binding.
     serials: BTreeMap<(TenantId, u8), u64>,
     refused: BTreeMap<(TenantId, u8), bool>,
     /// VMs that may be notified because work was in flight or has ended since the last notification.
@@ -109,7 +111,8 @@ fn vm_of(second: bool) -> TenantId {
     if second { B } else { A }
 }
 
-/// Computes the part of an entry that may reach the card, from the bits in the class header.
+/// Returns the part of a ring entry that may reach the card, or `None` if the entry is rejected. The bit positions are
+/// those in the class header.
 fn clean(raw: u64) -> Option<u64> {
     let (address, dwords) = (raw & 0xff_ffff_fffc, raw >> 42 & 0x1f_ffff);
     match dwords {

@@ -57,7 +57,7 @@ fn any_progress_restarts_stall_timer() {
     while world.card.fetch(physical) {}
     work(&mut world, 0, Some(physical));
     for now in 0..20 {
-        // The channel makes progress once per half of the limit: in the ring, in a range, or with a completion.
+        // The channel makes progress once per half of the limit, either in a range (GET) or in the ring (GP_GET).
         match now % 3 {
             0 => world.card.set_userd(physical, userd::GET, now as u32),
             1 => world.card.set_userd(physical, userd::GP_GET, now as u32 % 2 + 2),

@@ -10,7 +10,7 @@ use gdev::{Context, Error, Fence, Memory, Module, Place, Segment, Target, Tuning
 /// Handle of a context, returned by [`gopen`].
 pub type Ghandle = u64;
 
-/// [`gquery`] query: allocation granularity of card memory in bytes.
+/// [`gquery`] query: alignment of card memory allocations in bytes.
 const QUERY_ALIGNMENT: u32 = 1;
 /// [`gquery`] query: 1 if the device supports segments.
 const QUERY_SEGMENTS: u32 = 2;
@@ -27,7 +27,7 @@ const TUNE_OVERLAP: u32 = 4;
 /// Origin of a mapping, which determines the function that releases it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Allocated by [`crate::gmalloc`] or [`crate::gmalloc_dma`].
+    /// Allocated by [`crate::gmalloc`].
     Own,
     /// Mapped by [`crate::gref`].
     Reference,

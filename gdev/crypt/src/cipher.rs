@@ -171,7 +171,8 @@ impl Cipher {
         }
     }
 
-    /// Checks the card's results against the CPU's, and returns the minimum request size in bytes for the card.
+    /// Checks the card's results against the CPU's. Returns the minimum request size in bytes for the card, or
+    /// [`usize::MAX`] if the CPU is faster at all sizes.
     fn min_bytes(&self, card: &mut Card) -> Result<usize> {
         let mut fastest = usize::MAX;
         for bytes in TRIAL_BYTES.into_iter().rev() {

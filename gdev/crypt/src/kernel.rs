@@ -17,8 +17,8 @@ pub const BLOCK_BYTES: usize = 16;
 pub const PARAMS_BYTES: u32 = 28;
 /// Log2 of the number of AES blocks per sector.
 const BLOCKS_LOG2: u32 = (SECTOR_BYTES / BLOCK_BYTES).ilog2();
-// The threads of a block copy the tables in whole rounds, so they do not diverge. The exponent of an AES block's power
-// of x is below 32.
+// All threads of a block copy the tables in the same number of loop iterations, so they do not diverge. The exponent of
+// an AES block's power of x is below 32.
 const _: () = assert!(TABLE_BYTES.is_multiple_of(4 * THREADS as usize) && BLOCKS_LOG2 <= 5);
 
 /// Language of the generated kernels.

@@ -15,7 +15,7 @@ pub const LAST_ROUND_OFFSET: usize = 0x1000;
 /// Offset of the round keys in bytes.
 pub const KEYS_OFFSET: usize = 0x1400;
 /// Total size of the tables and round keys in bytes, a multiple of the number of bytes that a thread block copies per
-/// round.
+/// loop iteration.
 pub const TABLE_BYTES: usize = 0x1800;
 
 /// Direction of a transformation.

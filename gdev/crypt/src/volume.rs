@@ -71,7 +71,7 @@ impl Volume {
         self.file.sync_data()
     }
 
-    /// Returns the number of the first sector of a range.
+    /// Returns the number of the first sector of a range, which must consist of whole sectors within the volume.
     fn sector(&self, offset: u64, bytes: usize) -> io::Result<u64> {
         let sector = SECTOR_BYTES as u64;
         let is_whole = offset.is_multiple_of(sector) && bytes.is_multiple_of(SECTOR_BYTES);

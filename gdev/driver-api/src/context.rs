@@ -52,7 +52,7 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Returns all memory that kernels may access.
+    /// Returns the card memory and the attached segments, which kernels may access.
     pub(crate) fn uses(&self) -> Vec<Memory> {
         self.memory.values().chain(self.attached.values()).copied().collect()
     }

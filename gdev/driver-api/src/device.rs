@@ -132,7 +132,7 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_in
             // Texture alignment in bytes.
             14 => 512,
             // Unsupported: copy overlap, a kernel run-time limit, an integrated GPU, concurrent kernels, ECC, the TCC
-            // driver, and unified addressing.
+            // driver, asynchronous copy engines, and unified addressing.
             15 | 17 | 18 | 31 | 32 | 35 | 40 | 41 => 0,
             // Compute mode: several contexts may exist.
             20 => 0,

@@ -18,7 +18,7 @@ fn find(memory: &BTreeMap<u64, Memory>, address: u64) -> Option<(Memory, u64)> {
     (address - start < found.bytes).then_some((*found, address - start))
 }
 
-/// Returns the card memory that contains an address.
+/// Returns the card memory or segment that contains an address, and the offset of the address in it.
 fn card(state: &State, address: u64) -> Outcome<(Memory, u64)> {
     find(&state.memory, address).or_else(|| find(&state.attached, address)).ok_or(Code::InvalidValue)
 }

@@ -44,7 +44,7 @@ pub extern "C" fn cuStreamSynchronize(stream: Handle) -> Status {
     }))
 }
 
-/// Returns success if the work of a stream has completed.
+/// Returns success if all work of the stream's context has completed, and `CUDA_ERROR_NOT_READY` otherwise.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamQuery(stream: Handle) -> Status {
     status(with(|state| {
@@ -116,7 +116,7 @@ pub extern "C" fn cuEventRecord(event: Handle, stream: Handle) -> Status {
     }))
 }
 
-/// Returns success if the marked work has completed.
+/// Returns success if the marked work has completed, and `CUDA_ERROR_NOT_READY` otherwise.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventQuery(event: Handle) -> Status {
     status(with(|state| {

@@ -10,8 +10,8 @@ use super::push::{Engine, Push, STAMP_AT, linear};
 use super::{Nouveau, Spot};
 use crate::{Backend, Copy, Error, Result};
 
-/// Number of push buffers of a copy channel. One push buffer can hold a copy of 8 GiB, so a copy rarely needs a second
-/// one.
+/// Number of push buffers of a copy channel. One push buffer can hold a copy of 100 GiB, so a copy rarely needs a
+/// second one.
 const PUSHBUFFERS: usize = 2;
 
 /// A channel on a copy engine.

@@ -99,7 +99,8 @@ fn driver(what: impl Into<String>, source: io::Error) -> Error {
     Error::Driver { what: what.into(), source }
 }
 
-/// Issues an ioctl. The argument contains no addresses except those set in this file.
+/// Issues an ioctl, and repeats it if the kernel requests a retry. Addresses in the argument must be valid until the
+/// call returns.
 ///
 /// # Errors
 /// Returns the system's error, prefixed with the name of the request.
@@ -462,7 +463,8 @@ impl Channel {
         self.pushbuffer(submission).map_or(Ok(()), |buffer| buffer.wait(true))
     }
 
-    /// Submits a push buffer to the GPU without waiting. Returns the number of the submission, counted from 1.
+    /// Submits a push buffer to the GPU. Waits only if all of the channel's push buffers are in use. Returns the number
+    /// of the submission, counted from 1.
     ///
     /// # Errors
     /// Returns an error if the channel does not accept work.

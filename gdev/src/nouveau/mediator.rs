@@ -30,7 +30,7 @@ const ATTACHED: u32 = 2;
 pub mod question {
     /// Size of the VRAM visible to the machine, in bytes.
     pub const VRAM: u32 = 1;
-    /// Number of bytes of this VRAM that are on the card.
+    /// Size of the part of the machine's VRAM that is on the card, in bytes.
     pub const PLACED: u32 = 4;
 }
 

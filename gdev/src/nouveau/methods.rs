@@ -115,7 +115,7 @@ pub fn set_up(push: &mut Push, multiprocessors: u32, bank: u64) {
     set(push, 0x1694, &[1]);
 }
 
-/// Sets the address of local memory for later launches.
+/// Sets the address and size of local memory for later launches.
 pub fn set_local(push: &mut Push, area: Area) {
     set(push, 0x0790, &[high(area.address), area.address as u32, high(area.bytes), area.bytes as u32]);
 }

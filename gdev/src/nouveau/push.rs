@@ -156,7 +156,7 @@ pub const MOST_WORDS: usize = STAMP_AT as usize / 4;
 
 /// Maximum length of a rectangle's methods in dwords.
 const RECT_WORDS: usize = 16;
-/// Length of the methods that end a submission, in dwords: a wait for the engine, and a stamp.
+/// Maximum length of the methods that end a submission, in dwords: a wait for the engine, a stamp, and an interrupt.
 const END_WORDS: usize = 8;
 
 impl Push {

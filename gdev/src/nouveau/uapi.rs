@@ -286,7 +286,7 @@ pub const CPU_PREP_WRITE: u32 = 4;
 pub struct GemCpuPrep {
     /// Handle of the buffer.
     pub handle: u32,
-    /// [`CPU_PREP_WRITE`] or 0.
+    /// Combination of [`CPU_PREP_WRITE`] and [`CPU_PREP_NOWAIT`], or 0.
     pub flags: u32,
 }
 

@@ -73,7 +73,7 @@ pub trait Bus: Debug + Send {
     /// Returns an error if the device is lost.
     fn read_vram(&mut self, at: u64, bytes: &mut [u8]) -> Result<()>;
 
-    /// Maps part of a file at a guest-physical address, for DMA by the device.
+    /// Maps the first `bytes` bytes of a file at a guest-physical address, for DMA by the device.
     ///
     /// # Errors
     /// Returns an error if the device rejects the memory or is lost.

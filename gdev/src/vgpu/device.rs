@@ -24,8 +24,8 @@ const CHANNELS: u8 = 128;
 const FIRST_RAM_ADDRESS: u64 = 0x1_0000_0000;
 /// End of the guest-physical addresses for RAM.
 const END_RAM_ADDRESS: u64 = 1 << 40;
-/// Maximum number of faults handled per call. A unit reports the next fault once the previous one has been
-/// acknowledged.
+/// Maximum number of faults of a unit that are handled per call. A unit reports the next fault once the previous one
+/// has been acknowledged.
 const FAULTS_AT_ONCE: u32 = 64;
 /// Time limit for retrying the connection to a busy vGPU. The daemon resets the vGPU after its last client disconnects.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
@@ -395,7 +395,7 @@ impl State {
         self.lost.get(&id).map(String::as_str)
     }
 
-    /// Handles pending interrupts, and rearms the interrupt.
+    /// Handles pending interrupts, and rearms the MSI.
     fn handle_interrupts(&mut self) -> Result<()> {
         let pending = self.bus.read32(pfifo::INTR::OFFSET)?;
         if pfifo::INTR::MMU_FAULT.is_set(pending) {

@@ -15,8 +15,8 @@ impl Ranges {
         Self(BTreeMap::from([(start, end)]))
     }
 
-    /// Allocates the first free range of at least `bytes` bytes, in whole pages. Returns `None` if no range is large
-    /// enough.
+    /// Allocates `bytes` bytes, rounded up to whole pages, at the start of the first free range that is large enough.
+    /// Returns `None` if no range is large enough.
     pub(super) fn take(&mut self, bytes: u64) -> Option<u64> {
         let bytes = bytes.max(1).checked_next_multiple_of(PAGE_BYTES)?;
         let (&start, &end) = self.0.iter().find(|(start, end)| *end - *start >= bytes)?;

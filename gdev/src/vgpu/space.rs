@@ -10,8 +10,8 @@ use crate::{Error, Place, Result};
 const FIRST_ADDRESS: u64 = 1 << 32;
 /// End of the 40-bit virtual address space.
 const END_ADDRESS: u64 = 1 << 40;
-/// End of the virtual addresses that this driver maps. The mediator maps segments through the last two directory
-/// entries.
+/// End of the virtual addresses that this driver maps. The last two directory entries are reserved for the mediator,
+/// which maps segments through one of them.
 const END_MAPPED_ADDRESS: u64 = END_ADDRESS - 2 * TABLE_SPAN_BYTES;
 /// Size of a page directory in bytes: 8 bytes per 128 MiB of the 40-bit address space.
 const DIRECTORY_BYTES: u64 = 0x1_0000;
@@ -59,7 +59,7 @@ impl Space {
         Ok(Self { directory, tables: HashMap::new(), addresses: Ranges::new(start, END_MAPPED_ADDRESS) })
     }
 
-    /// Writes the page directory's address into an instance block.
+    /// Writes the page directory's address and the highest virtual address into an instance block.
     pub(super) fn assign(&self, device: &mut State, instance: u64) -> Result<()> {
         let directory = self.directory.to_le_bytes();
         // Write the page directory address and the highest virtual address.

@@ -1,7 +1,7 @@
-//! The serial line protocol between the guest and the host.
+//! The protocol between the guest and the host on a serial port.
 //!
 //! The guest sends `READY <kernel release>`. The host sends `<id> <words>`. The guest replies with any number of lines
-//! `<id> <output>`, followed by `<id> = <exit code>`. Commands run sequentially. A command with `&` before its words
+//! `<id> | <output>`, followed by `<id> = <exit code>`. Commands run sequentially. A command with `&` before its words
 //! runs in the background.
 
 use std::fs::File;
@@ -23,7 +23,8 @@ const BAD_COMMAND: i32 = 127;
 /// Exit code for a command whose handler panicked.
 const PANICKED: i32 = 254;
 
-/// Serves the serial line. Returns only if the line becomes unusable.
+/// Serves the serial port. Returns only if its descriptor cannot be duplicated, or the thread that executes commands
+/// has ended.
 pub fn serve(line: &File) {
     let (Ok(mut reader), Ok(writer)) = (line.try_clone(), line.try_clone()) else {
         return println!("guest-init: agent: the line cannot be shared");
@@ -45,7 +46,7 @@ pub fn serve(line: &File) {
         let length = match reader.read(&mut bytes) {
             Ok(length) if length > 0 => length,
             _ => {
-                // After a hangup, the line works again once the host has reopened it.
+                // After a hangup, the port works again once the host has reopened it.
                 std::thread::sleep(Duration::from_millis(100));
                 continue;
             }

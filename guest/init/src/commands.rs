@@ -37,7 +37,8 @@ poweroff | reboot";
 /// Process IDs of running programs, keyed by command ID.
 static RUNNING: Mutex<Option<HashMap<String, u32>>> = Mutex::new(None);
 
-/// Executes a command, and returns its exit code. On an error, the exit code is 1, or 127 if the command is malformed.
+/// Executes a command, and returns its exit code. On an error, the caller sends exit code 1, or 127 if the command is
+/// unknown or malformed.
 pub fn execute(request: &Request, answers: &Answers) -> io::Result<i32> {
     let (name, rest) = match request.words.split_once(char::is_whitespace) {
         Some((name, rest)) => (name, rest.trim()),

@@ -30,8 +30,8 @@ pub fn read_all() -> io::Result<Vec<String>> {
     Ok(lines)
 }
 
-/// Formats a record of the form `prefix,sequence,microseconds,flags[,...];text`. Property lines, which begin with a
-/// space, may follow the record.
+/// Formats a record of the form `prefix,sequence,microseconds,flags[,...];text`. Omits all lines after the first line
+/// of the text, such as property lines, which begin with a space.
 fn format_record(record: &str) -> Option<String> {
     let (header, body) = record.split_once(';')?;
     let mut fields = header.split(',');

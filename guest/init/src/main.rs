@@ -1,12 +1,12 @@
 //! Init of the test guests, which starts a minimal user space and runs commands for the host.
 //!
-//! Parts: [`setup`] mounts file systems and opens the agent's serial line; [`agent`] implements the protocol on that
-//! line; [`commands`] executes commands with [`modules`], [`pci`] and [`kmsg`]; [`reaper`] reaps child processes,
+//! Parts: [`setup`] mounts file systems and opens the agent's serial port; [`agent`] implements the protocol on that
+//! port; [`commands`] executes commands with [`modules`], [`pci`] and [`kmsg`]; [`reaper`] reaps child processes,
 //! including orphans.
 //!
 //! This is not a shell: words are separated by spaces, and cannot be quoted. The program never exits, because the
-//! kernel panics when init exits. On a system with another init, the program runs as a service that only serves the
-//! line.
+//! kernel panics when init exits. On a system with another init, the program runs as a service that mounts no file
+//! systems.
 //!
 //! Kernel messages go to the console (`ttyS0`). The agent uses `ttyS1`. With `gm.autoload=1` on the kernel command
 //! line, the modules are loaded before the agent reports readiness.
@@ -34,7 +34,7 @@ fn main() {
     }
 }
 
-/// Sets up the guest, and then serves the agent's line forever.
+/// Sets up the guest, and then serves the agent's serial port.
 fn run() {
     if std::process::id() == 1 {
         setup::mount_all();

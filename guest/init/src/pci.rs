@@ -46,7 +46,8 @@ pub fn cards() -> io::Result<Vec<String>> {
     Ok(cards.map(|function| function.address).collect())
 }
 
-/// Returns one line per function and, for cards, one line per region with its index, first and last address, and flags.
+/// Returns one line per function and, for cards, one line per nonempty region with its index, first and last address,
+/// and flags.
 pub fn list() -> io::Result<Vec<String>> {
     let mut lines = Vec::new();
     for Function { address, vendor, device, class, driver } in functions()? {
@@ -83,7 +84,7 @@ fn to_each_card(action: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the kernel rescan the PCI bus.
+/// Makes the kernel rescan all PCI buses.
 pub fn rescan() -> io::Result<()> {
     fs::write("/sys/bus/pci/rescan", "1")
 }

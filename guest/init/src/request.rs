@@ -31,7 +31,7 @@ impl Request {
 /// Sends the output of a command. Outputs of concurrent commands are interleaved line by line.
 #[derive(Clone)]
 pub struct Answers {
-    /// The serial line to the host.
+    /// The serial port to the host.
     pub line: Arc<Mutex<File>>,
     /// ID that the host assigned to the command.
     pub id: String,
@@ -53,7 +53,7 @@ impl Answers {
     /// Waits until all output has been transmitted.
     pub fn drain(&self) {
         let line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
-        // Ignore errors: this program cannot fix a line that does not drain.
+        // Ignore errors: this program cannot fix a port that does not drain.
         let _ = rustix::termios::tcdrain(&*line);
     }
 

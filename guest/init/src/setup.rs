@@ -1,4 +1,4 @@
-//! Mounts file systems and opens the agent's serial line.
+//! Mounts file systems and opens the agent's serial port.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::mount::{MountFlags, mount};
 use rustix::termios::{ControlModes, OptionalActions, tcgetattr, tcsetattr};
 
-/// The serial line of the agent.
+/// Path of the agent's serial port.
 pub const AGENT_LINE: &str = "/dev/ttyS1";
 
 /// Type and mount point of each file system, in mount order.
@@ -42,7 +42,7 @@ fn parameter_in(line: &str, name: &str) -> Option<String> {
     line.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('=')).map(str::to_owned)
 }
 
-/// Opens the agent's line in raw mode. Waits indefinitely until the line exists.
+/// Opens the agent's serial port in raw mode. Retries every second until it succeeds.
 pub fn open_agent_line() -> File {
     let mut said = false;
     loop {
@@ -60,7 +60,7 @@ fn try_open() -> io::Result<File> {
     let line = OpenOptions::new().read(true).write(true).open(AGENT_LINE)?;
     let mut termios = tcgetattr(&line)?;
     termios.make_raw();
-    // Without CLOCAL, the line would hang up when the host closes its end.
+    // Without CLOCAL, the port would hang up when the host closes its end.
     termios.control_modes.insert(ControlModes::CLOCAL | ControlModes::CREAD);
     termios.control_modes.remove(ControlModes::CRTSCTS);
     termios.set_speed(115_200)?;

@@ -13,7 +13,7 @@ pub type Guest = Context<Nouveau>;
 /// Copy settings with which every VRAM copy uses a copy engine, because the tests count these copies.
 const BY_ENGINE: Tuning = Tuning { direct_write_bytes: 0, direct_read_bytes: 0, ..TUNING };
 
-/// Creates a context.
+/// Creates a context whose VRAM copies all use a copy engine.
 pub fn context(device: &Arc<Device>) -> Result<Guest> {
     Ok(Context::new(Nouveau::new(device)?, BY_ENGINE))
 }

@@ -10,7 +10,8 @@
 //! The program supports the stock drivers of Debian's 6.1 and 6.12 kernels on a Fermi card. Other drivers, relocations,
 //! tiled buffers, `VM_BIND` and graphics are not supported.
 //!
-//! Exit status: 0 if all data was correct, 1 if any data was incorrect, and 2 if the command line was invalid.
+//! Exit status: 0 if all data was correct, 1 if any data was incorrect or a request failed, and 2 if the command line
+//! was invalid.
 
 mod bar;
 mod compute;

@@ -1,7 +1,7 @@
 //! Test data: randomly accessible byte streams, and the expected contents of a buffer.
 //!
-//! Word `i` of stream `seed` is splitmix64 of `seed` after `i + 1` steps, in little-endian order. A byte that was
-//! copied from a wrong address, or not copied, is detected with a probability of 255/256.
+//! The 64-bit word `i` of stream `seed` is output `i + 1` of splitmix64 with this seed, in little-endian order. A byte
+//! that was copied from a wrong address, or not copied, is detected with a probability of 255/256.
 
 use anyhow::{Result, bail};
 

@@ -187,7 +187,7 @@ impl Raw {
         Ok(submission)
     }
 
-    /// Submits a copy with M2MF, after all grids.
+    /// Submits an M2MF copy that waits for all earlier grids.
     fn submit_copy(
         &mut self,
         from: (u64, uapi::PushbufBuffer),

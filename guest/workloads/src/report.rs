@@ -40,7 +40,7 @@ pub fn print_as(json: bool, name: &str, counts: Counts, seconds: f64, outcome: &
     }
 }
 
-/// Returns a JSON object. Numbers remain numbers, and other values are strings.
+/// Returns the result as a JSON object. Facts that are unsigned integers become numbers, and others strings.
 fn object(name: &str, counts: Counts, seconds: f64, outcome: &Result<Facts>) -> Value {
     let Counts { bytes, copies, channels } = counts;
     let mut object = json!({
@@ -55,7 +55,7 @@ fn object(name: &str, counts: Counts, seconds: f64, outcome: &Result<Facts>) -> 
     object
 }
 
-/// Number of end times per line.
+/// Maximum number of end times per line.
 const ENDS: usize = 200;
 
 /// Prints the end times of kernels. `ends` is in nanoseconds.

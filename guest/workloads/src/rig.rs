@@ -1,8 +1,8 @@
 //! Common code of the tests: the device, counters, and functions that fill and check buffers in any memory.
 //!
 //! The CPU fills and checks guest RAM. CPU accesses to BAR1 may trap, so more than a few KiB of VRAM are transferred
-//! with a GPU copy through a bounce buffer, on an engine other than the one under test if possible. A few words are
-//! still sampled through BAR1.
+//! with a GPU copy through a bounce buffer, on an engine other than the one under test if possible. A few words of
+//! buffers of up to 16 MiB are still sampled through BAR1.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -20,7 +20,7 @@ use gdev::nouveau::uapi::param;
 const DIRECT: u64 = 2048;
 /// Maximum size of a buffer mapped through BAR1, in bytes.
 pub const MOST_MAPPED: u64 = 16 << 20;
-/// Number of words sampled in a large buffer through BAR1.
+/// Number of 64-bit words sampled through BAR1 in a VRAM buffer that is checked with GPU copies.
 const SAMPLED_WORDS: u64 = 24;
 /// Size of the bounce buffer, in bytes.
 const BOUNCE: u64 = 2 << 20;
@@ -91,7 +91,7 @@ impl Rig {
         Counts { bytes: self.verified.get(), copies: self.copies.get(), channels: self.channels.get() }
     }
 
-    /// Adds the counts of this test's other processes.
+    /// Adds counts of the test's work outside this rig: of its contexts, other rigs or other processes.
     pub fn add(&self, counts: Counts) {
         self.verified.set(self.verified.get() + counts.bytes);
         self.copies.set(self.copies.get() + counts.copies);
@@ -288,7 +288,7 @@ pub fn expect_copy(target: &mut Expected, rects: &[Rect], source: &Buffer, strea
     }
 }
 
-/// Rejects copies beyond the end of a buffer, which would be a bug in this program.
+/// Rejects empty copies and copies outside their buffers, which would be bugs in this program.
 pub fn ensure_inside(rects: &[Rect], source: &Buffer, target: &Buffer) -> Result<()> {
     for rect in rects {
         if rect.lines == 0 || rect.line_bytes == 0 {

@@ -37,7 +37,8 @@ pub(super) struct Migrating {
 }
 
 /// A VM that has moved to another card and already runs there. Dropping this value copies the memory that the new card
-/// has borrowed, and releases the rest on the old card. This takes a long time, because the memory is scrubbed.
+/// has borrowed, and then releases the VM's resources on the old card. This takes a long time, because the memory is
+/// scrubbed.
 #[must_use = "the old card scrubs the VM's memory when this is dropped"]
 pub struct Left<'a> {
     vm: &'a MediatedVm,
@@ -123,8 +124,8 @@ impl MediatedVm {
     /// Saves the VM, which must be halted and not served. Waits up to `limit` for operations in progress to end.
     ///
     /// # Errors
-    /// Returns [`ManagerError::Unsettled`] if operations are still in progress, and the errors of
-    /// [`Self::check_movable`].
+    /// Returns [`ManagerError::Unsettled`] if operations are still in progress, or another error if the VM has mapped a
+    /// shared segment or cannot be saved.
     pub(super) fn migrate_out(&self, halted: &Halted, limit: Duration) -> Result<Migrating, ManagerError> {
         let began = Instant::now();
         loop {

@@ -19,7 +19,7 @@ impl MediatedVm {
         core.complete_deferred();
         // After a handover, the next process polls.
         core.polls = self.host().failure().is_none() && core.backend.work().polled().next().is_some();
-        // A doorbell consumed now might be missing from the saved state.
+        // While the card is quiescent, a doorbell consumed now might be missing from the saved state.
         if core.polls && self.host().lock().stands_still() {
             return Some(false);
         }

@@ -74,7 +74,7 @@ counts! {
     Counts {
         /// Doorbells rung.
         doorbells: "pv_doorbells",
-        /// Completed batches.
+        /// Batches that were answered, including those that could not be read.
         batches: "pv_batches",
         /// Number of times that the VM was locked to execute a batch or a part of one.
         holds: "pv_holds",
@@ -204,7 +204,7 @@ impl Interface {
         self.channels.remove(&channel.0);
     }
 
-    /// Resets the interface to its initial state, but keeps the counters.
+    /// Resets the interface to its initial state, but keeps the attachments and the counters.
     pub(super) fn reset(&mut self) {
         (self.accepted, self.status, self.setup) = (0, status::RESET, queue::Setup::default());
         (self.queue, self.ongoing) = (None, None);

@@ -122,8 +122,8 @@ impl MediatedVm {
     /// [quiescent](card_manager::ManagedCard::stand_still), and the VM must not be served.
     ///
     /// # Errors
-    /// Returns [`ManagerError::Unsettled`] if any of the VM's work is in progress, and the errors of
-    /// [`Self::check_movable`].
+    /// Returns [`ManagerError::Unsettled`] if any of the VM's work is in progress, an error if no file descriptor is
+    /// free, and the errors of [`Self::check_movable`].
     pub fn save(&self) -> Result<(SavedVm, SavedSide), ManagerError> {
         self.check_movable()?;
         self.complete_deferred();
@@ -151,7 +151,8 @@ impl Core {
             deferred,
             rung,
             gone: _,
-            // The client neither stops the VM nor logs its writes. Otherwise, the client would save the VM itself.
+            // These flags are set only during a migration by the client, which sets the flags of the receiving device
+            // itself.
             client: _,
             board: _,
         } = self;
@@ -216,7 +217,8 @@ impl MediatedVm {
         Ok((MediatedDevice::for_vm(&this, pci, settings), this))
     }
 
-    /// Resumes after the card was taken over: resubmits work that waited for memory, and starts polling doorbells.
+    /// Resumes a VM that was handed over, moved or stopped: resubmits work that waited for memory, and starts polling
+    /// doorbells.
     pub fn go_on(self: &Arc<Self>) {
         self.core().backend.poll_again();
         self.ring_again();

@@ -182,7 +182,7 @@ impl Saving {
         }
     }
 
-    /// Returns the number of bytes of memory written so far.
+    /// Returns the number of bytes of memory written to the stream so far.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
         self.memory_bytes
@@ -207,14 +207,14 @@ pub(super) enum Phase {
     Stopped(Halted),
     Saving(Box<Reading>),
     Loading(Halted, Box<Coming>),
-    /// The received state was invalid, so the incomplete VM is unusable.
+    /// Loading a state has failed, so the incomplete VM is unusable until it is reset.
     Failed(#[expect(dead_code, reason = "keeps the VM halted")] Option<Halted>),
 }
 
 /// State of a VM that the client is reading.
 pub(super) struct Reading {
     saving: Saving,
-    /// Bytes that have not been read yet, and the offset of the first one.
+    /// Current part of the stream, and the offset of its first byte that has not been read yet.
     left: (Vec<u8>, usize),
 }
 
@@ -262,7 +262,7 @@ pub struct Coming {
 }
 
 impl Coming {
-    /// Creates the value for a newly built VM, and [prepares that VM](MediatedVm::await_arrival).
+    /// Creates the value for `there`, a newly built VM that [awaits the state](MediatedVm::await_arrival).
     ///
     /// # Errors
     /// Returns an error if the VM's card does not accept state from a stream.

@@ -67,7 +67,8 @@ pub(crate) struct Work {
 }
 
 impl Work {
-    /// Adds a channel that the guest has bound. `userd` is the address of its USERD, if known.
+    /// Adds a channel that the guest has bound, or updates the instance block of a known channel and forgets its
+    /// bindings. `userd` is the address of its USERD, if known.
     pub(crate) fn enlist(&mut self, channel: VirtualChannelId, instance: Place, userd: Option<u64>) {
         let (objects, bindings) = Default::default();
         let fresh = || Channel { instance, bound: None, gp_put: [0; 4], polled: None, seen: None, objects, bindings };

@@ -12,8 +12,8 @@ use vram::TenantId;
 
 /// Maximum time that a write may wait while the mover's scans fail.
 const MAX_WAIT: Duration = Duration::from_secs(1);
-/// Multiple of the wait limit during which writes do not wait after a failed wait, unless memory is found. Otherwise, a
-/// guest that fills memory could wait for every eight bytes.
+/// Time after a failed wait during which no write waits unless memory is found, as a multiple of the wait limit.
+/// Without this pause, a guest that fills memory could wait for every eight bytes.
 const BACKOFF_FACTOR: u32 = 10;
 /// Interval between attempts of a waiting write.
 pub(crate) const RETRY_INTERVAL: Duration = Duration::from_millis(1);

@@ -169,7 +169,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
     };
     BTreeMap::from([
         ("submit", [&listed[..], &fill(false, 1, 8), &work(false, 1, 3, 4), &work(false, 1, 8, 6)].concat()),
-        // The guest's ring wraps around, as does the host's larger ring.
+        // The guest's ring wraps around, as does the host's smaller ring.
         (
             "wrap",
             [
@@ -220,7 +220,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
             for (index, raw) in (0..).zip(raws) {
                 ops.extend([Op::Write(false, 1, index, raw), Op::Ring(false, 1, u32::from(index) + 1, true)]);
                 ops.extend([Op::Fetch(false, 1, 4), Op::Execute(false, 1, 9)]);
-                // This entry faults the ring, which then accepts no entries until it is bound again.
+                // A rejected entry faults the ring, so bind the channel again, at the next entry.
                 ops.extend([Op::Bind(false, 1, 4, index + 1, index + 1), Op::Enable(false, 1, true)]);
                 ops.push(Op::List(false, vec![1]));
             }

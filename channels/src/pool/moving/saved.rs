@@ -1,6 +1,6 @@
 //! Saved form of migrating channels. Of the data on the card, it contains only values written by a channel's own work.
-//! All other data (constants, addresses, records and their push buffers, and completion records) is regenerated, so
-//! that a file cannot change it.
+//! All other data (constants, addresses, and the ring entries and push buffers of completion records) is regenerated,
+//! so that a file cannot change it.
 
 use super::{Channel, Moving};
 use crate::block::{BLOCK, CONTEXTS};
@@ -185,7 +185,8 @@ fn work_area(
         let bytes: Vec<u8> = semaphore.iter().flat_map(|word| word.to_le_bytes()).collect();
         write(&mut work, semaphore_offset(record.slot), &bytes);
     }
-    // The card may already have released the semaphore of the last record that ended.
+    // The card has released the semaphore of the last record that ended, but may not have executed the rest of its push
+    // buffer yet.
     if let Some(slot) = ring.last_ended() {
         write(&mut work, push_offset(slot), &record_push(span, slot, ring.completed));
     }

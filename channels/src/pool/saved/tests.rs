@@ -124,7 +124,7 @@ fn other_cards_and_numbers_are_refused() {
     assert!(refused(|saved| drop(saved.slots.pop())).contains("the number of channels is not 128"));
     assert!(refused(|saved| saved.next_slot = 128).contains("channel 128 does not exist"));
     assert!(refused(|saved| saved.golden = vec![0; 1 << 20]).contains("too long"));
-    // Otherwise, PGRAPH's firmware would write the listed registers.
+    // PGRAPH's firmware would write the registers that such an image lists.
     assert!(refused(|saved| saved.golden[0] = 1).contains("lists registers"));
     assert!(refused(|saved| saved.serial = 0).contains("not assigned yet"));
     assert!(refused(|saved| saved.submissions = 0).contains("not assigned yet"));

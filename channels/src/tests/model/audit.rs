@@ -83,7 +83,8 @@ impl Rig {
             }
             self.world.list(vm, &list);
         }
-        // The largest ring has 1024 entries unless a block specifies another size. The host's ring has 512 entries.
+        // 16 rounds suffice: guests' rings have at most 1024 entries unless a block specifies another size, and the
+        // host's ring has 512 entries.
         self.gated = false;
         for _ in 0..16 {
             while !self.waiting.is_empty() {

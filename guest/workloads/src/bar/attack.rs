@@ -51,7 +51,7 @@ pub struct Found {
     pub sticky: u64,
     /// Number of probed dwords that contained part of the pattern.
     pub hits: u64,
-    /// Number of register writes with an address or object outside the share.
+    /// Number of register writes and channels that refer to an address or object outside the share.
     pub pokes: u64,
 }
 
@@ -99,7 +99,8 @@ impl<'a> Ground<'a> {
         }
     }
 
-    /// Checks a dword that was read outside the share through an aperture or PRAMIN.
+    /// Checks a dword that was read outside the share through an aperture or PRAMIN. If `mapped` is set, [`BRAND`] is
+    /// not a finding.
     pub fn judge_aperture(&mut self, what: &str, word: u32) {
         if self.mapped && word == BRAND {
             self.found.probes += 1;
@@ -108,7 +109,7 @@ impl<'a> Ground<'a> {
         }
     }
 
-    /// Writes an address outside the share to an address register.
+    /// Writes a register as part of an attack, and counts the write.
     pub fn poke(&mut self, register: u32, value: u32) {
         self.found.pokes += 1;
         self.card.write(register, value);

@@ -27,8 +27,8 @@ pub struct Card {
 }
 
 impl Card {
-    /// Opens the function at `address`, or the first NVIDIA function. Enables its memory decoding unless a driver has
-    /// already done so.
+    /// Opens the function at `address`, or the first NVIDIA function. If no driver is bound, also enables the
+    /// function's memory decoding and bus mastering.
     pub fn open(address: Option<&str>) -> Result<Self> {
         let directory = match address {
             Some(address) => Path::new(DEVICES).join(address),
@@ -115,7 +115,8 @@ fn first_card() -> Result<PathBuf> {
     found.into_iter().next().context("no PCI function of vendor 10de")
 }
 
-/// Resumes the function and enables its memory decoding. Without a driver, the function may be runtime-suspended.
+/// Resumes the function, and enables its memory decoding and bus mastering. Without a driver, the function may be
+/// runtime-suspended.
 fn enable(directory: &Path) -> Result<()> {
     // Some kernels do not have this file.
     let _ = fs::write(directory.join("power/control"), "on");

@@ -60,8 +60,8 @@ enum Flaw {
     Ring(u64),
 }
 
-/// Starts up to `most` channels with defects: first each type of defect and each address once, and then the other
-/// combinations.
+/// Starts a channel without defects, and then up to `most` channels with defects: first each type of defect and each
+/// address once, and then the other combinations.
 pub fn attack(ground: &mut Ground<'_>, probes: u64, most: usize) -> Result<Attacked> {
     start_pfifo(ground);
     let mut attacked = Attacked { armed: false, count: 0, reached: 0, passed: 0 };
@@ -176,8 +176,8 @@ fn build(ground: &Ground<'_>, flaw: Flaw) {
         ground.set_page(SPACE, OUTSIDE_VA, address, aperture);
     }
 
-    // If the defect has an address, release a semaphore there. Then release one in our own page, as proof that the
-    // first release was executed.
+    // If the defect is a page, first release a semaphore in that page. Always release one in our own page last, as
+    // proof that the channel has executed the push buffer.
     let mut words = Vec::new();
     let mut release = |va: u64, payload: u32| {
         let data = [(va >> 32) as u32, va as u32, payload, 0x0110_0002];

@@ -18,9 +18,9 @@ use gdev::mapping::{Mapping, Width};
 
 /// Virtual address in BAR1 and BAR3 at which our own data page is mapped.
 const OWN_VA: u64 = 0x10_0000;
-/// First virtual address of pages outside the share.
+/// Lowest virtual address at which pages outside the share are mapped.
 const OUTSIDE_VA: u64 = 0x20_0000;
-/// First virtual address of large pages outside the share.
+/// Lowest virtual address at which large pages outside the share are mapped.
 const LARGE_VA: u64 = 0x400_0000;
 /// Start of the address range in which no test guest has RAM.
 pub const BEYOND_GUEST_RAM: u64 = 1 << 39;
@@ -76,7 +76,7 @@ pub fn run(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     Ok((Counts { bytes: probes * 4, copies: 0, channels: channels.count }, facts))
 }
 
-/// Tries to access memory outside the share, and guest RAM, through the PRAMIN window.
+/// Tries to access VRAM outside the share, and system memory that is not guest RAM, through the PRAMIN window.
 fn window(ground: &mut Ground<'_>, probes: u64) {
     for address in ground.outside(1 << 16, probes) {
         for target in [0, 2, 3] {
@@ -119,7 +119,7 @@ fn apertures(ground: &mut Ground<'_>, probes: u64) -> Result<bool> {
     let seen = |region: &Mapping| region.load(OWN_VA as usize, Width::Dword) as u32 == MARKER;
     let armed = ground.apertures.into_iter().all(seen);
     // If the VMM has mapped memory for all apertures, a page visible through another aperture is not visible through
-    // PRAMIN.
+    // PRAMIN, so hide it in the other apertures first.
     for space in 0..2 {
         ground.clear_page(space, OWN_VA);
         ground.flush(base + own::DIRECTORIES[space]);
@@ -172,7 +172,8 @@ fn point_at_own(ground: &Ground<'_>) {
     }
 }
 
-/// Reads a few dwords of a page in BAR1 (space 0) or BAR3 (space 1). Also writes them if `writes` is true.
+/// Reads a few dwords of a page in BAR1 (space 0) or BAR3 (space 1). If `ground.writes` is true, also writes the last
+/// dword of the page.
 fn look(ground: &mut Ground<'_>, space: usize, va: u64, length: u64, what: &str) {
     let region = ground.apertures[space];
     for read in 0..READS {
@@ -253,7 +254,7 @@ fn pointers(ground: &mut Ground<'_>, probes: u64) {
         ground.poke(reg::CHANNEL_STATE + 8 * id, 0);
         ground.poke(reg::CHANNEL + 8 * id, 0);
     }
-    // Write a runlist of all channels and some nonexistent ones.
+    // Submit a runlist of all channels and some nonexistent ones.
     let list = ground.base + own::RUNLIST;
     for entry in 0..256u32 {
         ground.card.vram_write(list + u64::from(entry) * 8, if entry == 255 { u32::MAX } else { entry });
@@ -263,7 +264,7 @@ fn pointers(ground: &mut Ground<'_>, probes: u64) {
     ground.poke(reg::RUNLIST_SUBMIT, 0x01f0_0000 | 256);
 }
 
-/// Resets all pointers.
+/// Removes all channels, resets the pointers of the windows, and clears PFIFO's interrupts.
 fn clean(card: &Card) {
     card.write(reg::RUNLIST_SUBMIT, 0x01f0_0000);
     for id in 0..CHANNELS {

@@ -52,9 +52,9 @@ pub mod reg {
     pub const SCHED_DISABLE: u32 = 0x002630;
     /// Preempts a channel.
     pub const PREEMPT: u32 = 0x002634;
-    /// Channel table, with two registers per channel.
+    /// Channel table, with two registers (8 bytes) per channel.
     pub const CHANNEL: u32 = 0x003000;
-    /// State of a channel.
+    /// State of channel 0, in the second register of its pair.
     pub const CHANNEL_STATE: u32 = 0x003004;
     /// Bit 0 enables the interrupt of PTIMER's alarm.
     pub const PTIMER_INTR_EN: u32 = 0x009140;
@@ -81,13 +81,14 @@ pub mod reg {
     pub const BAR_FLUSH: u32 = 0x070000;
     /// Guest RAM address that the card's flushes write, >> 8.
     pub const SYSMEM_FLUSH: u32 = 0x100c10;
-    /// Address of the page directory to flush, >> 12, << 4.
+    /// Page directory to flush: (address >> 12) << 4, with the target in bits 1:0.
     pub const TLB_DIRECTORY: u32 = 0x100cb8;
     /// Triggers a TLB flush.
     pub const TLB_TRIGGER: u32 = 0x100cbc;
     /// Current channel of a copy engine.
     pub const CE_CHANNEL: [u32; 2] = [0x104050, 0x105050];
-    /// DMA registers of a copy engine's falcon: base >> 8, offset in its memory, command, and offset from the base.
+    /// DMA registers of the first copy engine's falcon: base >> 8, offset in the falcon's memory, command, and offset
+    /// from the base.
     pub const CE_DMA: [u32; 4] = [0x104110, 0x104114, 0x104118, 0x10411c];
     /// Base address of the compression tag memory.
     pub const TAG_BASE: u32 = 0x17e8d4;
@@ -129,7 +130,7 @@ impl Aperture {
         self as u32
     }
 
-    /// Returns bits 1:0 of a page directory entry, which are 0 for no table.
+    /// Returns bits 1:0 of a table pointer in a page directory entry. A pointer without a table is 0.
     fn of_table(self) -> u32 {
         match self {
             Self::Vram | Self::Peer => 1,

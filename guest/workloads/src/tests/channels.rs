@@ -94,7 +94,7 @@ impl<'a> Group<'a> {
         Ok(Lane { channel: self.rig.channel(&[engine])?, engine, source, target, stream, expected })
     }
 
-    /// Copies on each channel, and checks the results.
+    /// Starts a copy of a random range on each channel, and records the expected result.
     fn copy_in_each(&mut self, random: &mut Random) -> Result<()> {
         for lane in &mut self.lanes {
             let length = 1 + random.below(BUFFER_BYTES / 4);
@@ -116,7 +116,7 @@ impl<'a> Group<'a> {
         Ok(())
     }
 
-    /// Frees and recreates every second channel while the others continue running.
+    /// Replaces every second channel. After each replacement, all channels copy again.
     fn renew_every_second(&mut self, random: &mut Random) -> Result<()> {
         for at in (0..self.lanes.len()).step_by(2) {
             let engine = self.lanes[at].engine;

@@ -81,7 +81,8 @@ fn alternately(node: &Path, workload: &dyn Workload, count: u64) -> Result<Outco
     Ok(outcome)
 }
 
-/// Executes a workload once. Returns its duration, and the number of compared bytes.
+/// Executes a workload once. Returns the total time of opening, all phases and closing, and the number of compared
+/// bytes.
 fn once<G: Gpu>(workload: &dyn Workload, open: impl FnOnce() -> Result<G>) -> Result<(Duration, u64)> {
     let began = Instant::now();
     let mut gpu = open()?;

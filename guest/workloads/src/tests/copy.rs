@@ -97,7 +97,7 @@ impl Case {
         Self { engine, from, to, shape, source_offset: random.below(256), target_offset: random.below(256) }
     }
 
-    /// Returns a name for messages.
+    /// Returns the name of the case for messages.
     pub fn name(&self) -> String {
         let Self { engine, from, to, shape, source_offset, target_offset } = self;
         let names = (engine.name(), from.name(), to.name());

@@ -1,5 +1,5 @@
 //! Gdev's data-flow programs (figure 11): graphs of matrix operations in which each node has its own context. A node's
-//! result passes to the next node through CPU memory, or through a segment that both map.
+//! result passes to the next node through CPU memory, or through a segment that both nodes attach.
 //!
 //! The measured time starts when the inputs are in CPU memory, and ends when the result is in CPU memory. Contexts are
 //! created before the measurement.
@@ -56,7 +56,7 @@ impl Graph {
     }
 }
 
-/// A context: an open device, a channel, and the program.
+/// A context on its own open device, with the loaded program and the buffers of a node.
 struct Node {
     gpu: Guest,
     module: Module,
@@ -130,7 +130,8 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     ])
 }
 
-/// Returns the text of a mark, which is the number of bytes copied by all nodes so far.
+/// Returns the text of a mark: the numbers of bytes that the CPU has copied and that the card has copied over the link,
+/// for all nodes so far.
 fn said(nodes: &[Node]) -> String {
     let sum = |of: fn(&Done) -> u64| nodes.iter().map(|node| of(&node.gpu.backend().done())).sum::<u64>();
     format!("cpu_bytes={} link_bytes={}", sum(|done| done.cpu_bytes), sum(|done| done.link_bytes))

@@ -1,4 +1,5 @@
-//! Work that the card must reject, or that never ends. The kernel kills only the channel that submitted the work.
+//! Work that the card must reject, or that never ends. The kernel must not kill any channel except the one that
+//! submitted the work.
 
 use std::time::{Duration, Instant};
 
@@ -11,13 +12,13 @@ use crate::rig::{Helper, Rig};
 use gdev::nouveau::device::{Buffer, Channel, Domain, Use};
 use gdev::nouveau::push::{Engine, Push, linear};
 
-/// An address at which this program has no buffer.
+/// A GPU virtual address at which this program has no buffer.
 pub const UNMAPPED_ADDR: u64 = 0x7f_1234_0000;
-/// A method that does not exist in any class.
+/// Byte offset of a method that no class defines.
 const NO_METHOD: u32 = 0x1ffc;
 /// Size of a copy in bytes.
 const COPY_BYTES: u64 = 65536;
-/// Time limit for the kernel to detect a dead channel.
+/// Time limit for the guest's kernel to detect a dead channel.
 const NOTICED: Duration = Duration::from_secs(60);
 /// Maximum number of copies before the card must have hung.
 const COPIES: u32 = 4000;

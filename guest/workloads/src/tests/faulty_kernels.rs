@@ -36,7 +36,7 @@ pub const KERNELS: [Faulty; 4] = [
     Faulty { what: "kernel-endless", kernel: "endless", killed: true },
 ];
 
-/// Launches a kernel. Checks that channels created before and after the launch still compute.
+/// Launches a kernel. Checks that it kills its channel only if expected, and that all other channels still compute.
 pub fn run(rig: &Rig, faulty: &Faulty) -> Result<Facts> {
     let mut bystander = compute::context(rig.device())?;
     let mut victim = compute::context(rig.device())?;
@@ -82,7 +82,7 @@ pub fn never_ends(device: &Arc<Device>) -> Result<()> {
     }
 }
 
-/// Fails unless the channel computes.
+/// Fails unless the context executes a workload correctly.
 fn works(rig: &Rig, gpu: &mut Guest, what: &str) -> Result<()> {
     let options = Options { seed: rig.random().next(), ..Options::default() };
     let workload = workloads::by_name("madd", options).context("a workload")?;

@@ -200,7 +200,7 @@ impl Memory {
         self.shadows.log_ram(on);
     }
 
-    /// Returns the guest RAM ranges that shadows have mapped since the last call. See
+    /// Returns the ranges of guest RAM within `range` that shadows have mapped since the last call. See
     /// [`AddressSpaces::take_named_ram`].
     pub(crate) fn take_written(&mut self, range: Range<u64>, goes_on: bool) -> Vec<Range<u64>> {
         self.shadows.take_named_ram(range, goes_on)
@@ -262,7 +262,7 @@ impl Memory {
         }
     }
 
-    /// Withdraws all memory of a disconnected client.
+    /// Withdraws all memory of a disconnected client, and disables bus mastering.
     pub(crate) fn forget_ram(&mut self) {
         while let Some((gpa, size)) = self.grants.ram_mut().first() {
             self.withdraw(gpa, size);
@@ -317,7 +317,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Frees shadows that are no longer used by any channel.
+    /// Frees shadows that no channel uses anymore, and returns chunks that the VM's pool no longer needs.
     pub(crate) fn collect(&mut self) {
         let Self { host, vm, grants, shadows, pool, .. } = self;
         let mut guard = host.lock();

@@ -102,7 +102,7 @@ impl<With> channels::Host for View<'_, With> {
 }
 
 impl View<'_, Ring<'_>> {
-    /// Returns the engines that the work pulled so far needs.
+    /// Returns the engines that the work pulled so far needs, or [`Needs::Graphics`] if they were not determined.
     pub(super) fn needs(self) -> Needs {
         self.with.reader.map_or(Needs::Graphics, Reader::needs)
     }

@@ -19,7 +19,7 @@ pub(crate) enum QueueError {
     /// The driver accepted features that the device does not offer.
     #[error("the driver accepted features that were not offered")]
     Features,
-    /// The setup is invalid.
+    /// The setup is invalid, or bus mastering is off.
     #[error("its setup contains an address that cannot be mapped, or bus mastering is off")]
     Setup,
     /// The device may not access the guest's memory.
@@ -36,13 +36,13 @@ pub(crate) enum QueueError {
 /// Reason why a batch is not executed.
 #[derive(Debug, thiserror::Error)]
 enum Unreadable {
-    /// The chain has more descriptors than the queue has entries.
+    /// The chain has more than [`MAX_QUEUE`] descriptors.
     #[error("its chain is longer than the queue")]
     Long,
     /// The standard does not permit this order of descriptors.
     #[error("a readable descriptor follows a writable one")]
     Order,
-    /// The chain has no buffer for the reply.
+    /// The chain's writable buffers are too small for the header of a reply.
     #[error("it has no space for the reply")]
     NoRoom,
     /// A descriptor refers to an address outside guest memory.
@@ -76,7 +76,8 @@ impl Setup {
 }
 
 impl Interface {
-    /// Starts using the queue that the guest has set up in its RAM.
+    /// Starts using the queue that the guest has set up in its RAM. If the setup or the accepted features are invalid,
+    /// marks the queue as unusable.
     pub(crate) fn start(&mut self, memory: Option<&MemoryTable>) {
         self.queue = memory.and_then(|memory| self.setup.queue(memory));
         self.ended = 0;
@@ -183,7 +184,7 @@ pub(crate) enum Progress {
 /// A batch in progress.
 #[derive(Debug)]
 pub(crate) struct Ongoing {
-    /// First descriptor in the batch's chain.
+    /// Index of the first descriptor in the batch's chain.
     head: u16,
     parts: Option<Parts>,
     /// The batch, or `None` if it cannot be read.
@@ -233,7 +234,8 @@ impl Parts {
         Ok(Begun::new(data)?)
     }
 
-    /// Writes the replies to the writable parts. Returns the number of bytes written.
+    /// Writes the replies to the writable parts. Returns the number of bytes written, or 0 if a part is outside guest
+    /// memory.
     fn answer(&self, memory: &MemoryTable, answers: &Answers) -> u32 {
         let room = self.writable.iter().fold(0, |sum: usize, (_, len)| sum.saturating_add(*len));
         let bytes = answers.bytes(room);

@@ -34,7 +34,7 @@ impl Interface {
     /// Returns an error if a batch is in progress.
     pub(crate) fn save(&self) -> Result<SavedInterface, ManagerError> {
         let Self {
-            // The settings determine these.
+            // These fields follow from the VM's number and settings.
             party: _,
             table_bytes: _,
             offered: _,

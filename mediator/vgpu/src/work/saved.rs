@@ -38,7 +38,7 @@ enum SavedRunlist {
 }
 
 impl Work {
-    /// Saves the channels. Returns `None` while a channel has not left the card yet.
+    /// Saves the channels. Returns `None` while a channel that the guest has unbound is still on the card.
     pub(crate) fn save(&self) -> Option<SavedWork> {
         let Self { channels, userd, departing, blocked, runlist } = self;
         let saved = channels.iter().map(|(number, channel)| {

@@ -7,7 +7,7 @@ use rig::{Rig, sharing};
 use simgpu::Config;
 use vram::TenantId;
 
-/// Guest VRAM chunks, each of which contains one page of each buffer.
+/// Guest VRAM chunks, one for each buffer, which is the first page of its chunk.
 const CHUNKS: [u64; 3] = [4, 5, 6];
 const CHUNK: u64 = 2 * MIB;
 

@@ -158,7 +158,7 @@ fn mapped_aperture_pages_stay_same_while_their_chunks_move() {
                 let data = pattern(seed, page);
                 assert_eq!(rustix::io::pwrite(&file, &data, BAR1_MAPPED_AT + page * PAGE), Ok(data.len()));
             }
-            // Map the page and unmap it again. The GPU must read the same bytes both times.
+            // The GPU must read the same bytes while the pages are mapped, and after they have been unmapped.
             driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, PAGES as u32)].concat());
             driver.wait(&channel);
             assert!(driver.vram_holds(to, PAGES, seed), "shown in round {round}");
@@ -188,7 +188,7 @@ fn lowered_host_budget_loses_no_data_and_limits_evictions() {
                 driver.guest.vram_write(buffer + page * PAGE, &pattern(seed + at, page));
             }
             let to = A + u64::from((at + 1) % 12) * MIB;
-            // Copy the buffer onto itself, because only the addresses matter.
+            // Copy the next buffer onto itself, because only the addresses matter.
             driver.submit(&mut channel, &[object(M2MF), m2mf_copy(to, to, 250 * PAGE as u32)].concat());
             driver.wait(&channel);
             assert!(in_host(&rig) <= most, "{} of at most {most}", in_host(&rig));

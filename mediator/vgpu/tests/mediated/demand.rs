@@ -27,7 +27,7 @@ fn vram_has_no_chunk_before_first_use() {
     let rig = rig();
     let mut guest = rig.guest(0, VM_MIB, 4);
     assert_eq!(usage(&rig).2, 0);
-    // Neither reads nor writes of zeros allocate memory.
+    // Neither reads nor writes that contain only zeros allocate memory.
     let mut data = vec![1; MIB as usize];
     guest.vram_read(3 * MIB, &mut data);
     assert!(data.iter().all(|byte| *byte == 0));
@@ -181,7 +181,7 @@ fn bus_mastering_toggle_writes_only_directory_entries() {
     driver.submit(&mut channel, &work);
     driver.wait(&channel);
     assert!(driver.ram_holds(0x8000 + 127 * PAGE, 1, 7));
-    // Memory that was mapped earlier must also be inaccessible.
+    // Without bus mastering, RAM that was mapped earlier must also be inaccessible.
     driver.guest.write(vmm_glue::RegionIndex::Config, 4, &2u16.to_le_bytes());
     driver.fill_ram(0x8000 + 127 * PAGE, 1, 2);
     driver.submit(&mut channel, &work);

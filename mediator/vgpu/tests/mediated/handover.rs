@@ -192,7 +192,7 @@ fn card_after_failed_hand_over_continues_unchanged() {
     }
 }
 
-/// Runs a kernel in which each thread stores the same number.
+/// Submits a kernel in which each of 256 threads stores `number` in its own word of the page at `found`.
 fn kernel(driver: &mut Driver, channel: &mut Channel, number: u32, found: u64) {
     const CODE: u64 = 0x300_0000;
     let source = format!(

@@ -38,7 +38,7 @@ const RAM: u64 = MIB;
 const EVIL: TenantId = TenantId(0);
 const GOOD: TenantId = TenantId(1);
 const IDLE: TenantId = TenantId(2);
-/// Byte that fills the idle VM's memory from [`SECRET_AT`] to the end.
+/// Byte that fills the idle VM's RAM, and its VRAM from [`SECRET_AT`] to the end.
 const SECRET: u8 = 0xc5;
 const SECRET_AT: u64 = SHARE_BYTES / 2;
 /// Virtual address of the third buffer.
@@ -125,8 +125,8 @@ impl Scene {
         let mut scene = Self { rig, evil, good, idle, bus: [0; 2] };
         scene.good.work("the start");
         scene.bus = [scene.bus_address(GOOD), scene.bus_address(IDLE)];
-        // Reset the idle VM. When a later interrupt has been delivered, all interrupts of its earlier work have been
-        // delivered too.
+        // Reset the idle VM. When two later interrupts of the working VM have been delivered, all interrupts of the
+        // idle VM's earlier work have been delivered, too.
         scene.idle.driver.guest.reset();
         let seen = scene.good.driver.guest.counter("interrupts");
         while scene.good.driver.guest.counter("interrupts") < seen + 2 {
@@ -185,8 +185,8 @@ impl Scene {
         }
     }
 
-    /// Checks that the neighbours still work, and that the card's page tables for the attacker map only the attacker's
-    /// memory.
+    /// Checks that the working VM still works, that the idle VM was not disturbed, and that the card's page tables for
+    /// the attacker map only the attacker's memory.
     fn check(&mut self, after: &str) {
         self.good.work(after);
         assert_eq!(tally(&self.good.driver.guest), 0, "{after}: counted for the working neighbour");
@@ -246,7 +246,7 @@ impl Scene {
         place.card().expect("the chunk is on the card").0
     }
 
-    /// Returns the VRAM address of the card's instance block for a VM's channel.
+    /// Returns the VRAM address of the card's instance block for a VM's channel, if the channel is bound.
     fn card_instance(&self, vm: TenantId, id: u8) -> Option<u64> {
         let physical = self.rig.host.lock().channels().physical(vm, VirtualChannelId(id))?;
         let value = self.rig.card.read32(pfifo::CHANNEL::at(u32::from(physical.0)));
@@ -287,7 +287,8 @@ impl Scene {
         list
     }
 
-    /// Returns bus addresses of host memory that does not belong to the attacker.
+    /// Returns RAM addresses that do not belong to the attacker: bus addresses of the other VMs' RAM, and
+    /// guest-physical addresses without lent RAM.
     fn foreign_ram(&self) -> Vec<(&'static str, u64)> {
         vec![
             ("the idle VM's RAM", self.bus[1]),
@@ -349,7 +350,7 @@ impl Scene {
             assert_eq!(directory & 3, 0, "{after}: directory {directory:#x}");
             let directory = directory & 0xff_ffff_f000;
             assert!(!guests.contains(&(directory / CHUNK)), "{after}: a guest has the card's page directory");
-            // The last entry belongs to the mediator.
+            // The directory's last entry belongs to the mediator.
             for pde in self.entries(directory, PD_ENTRIES - 1) {
                 let pde = Pde::from(pde);
                 let halves = [

@@ -139,10 +139,9 @@ fn instances_and_runlists_outside_are_not_taken() {
         evil.guest.wr(pfifo::RUNLIST_BASE::OFFSET, base);
         evil.guest.wr(pfifo::RUNLIST::OFFSET, 0x01f0_0000 | length);
     }
-    // Submit runlists in the guest's own memory that contain the other VM's channels. These channels must not be
-    // affected.
+    // Submit the guest's own runlist, which is empty. The other VM's channel must not be affected.
     evil.submit_runlist();
-    // Point the directory or USERD of an instance block outside guest memory.
+    // Use instance blocks with an invalid directory, USERD address or ring size.
     for (offset, value) in [(0x200, 0xffff_f000), (0x200, 2), (0x008, 0xffff_f000), (0x04c, 31 << 16)] {
         let channel = evil.prepare(6);
         evil.guest.poke(channel.instance + offset, value);

@@ -82,7 +82,7 @@ fn vms_that_come_and_go_leave_nothing() {
         driver.buffer(&channel, A, 2, round);
         driver.map(channel.space, B, At::Ram(PAGE), 2);
         driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 2)].concat());
-        // Every other client disconnects while its work is in progress.
+        // Every other VM is removed while its work is in progress.
         if round % 2 == 0 {
             driver.wait(&channel);
             assert!(driver.ram_holds(PAGE, 2, round));

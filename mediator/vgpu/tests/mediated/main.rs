@@ -68,7 +68,7 @@ fn is_filled(guest: &Guest, byte: u8) -> bool {
     })
 }
 
-/// Returns the number of aligned 64-byte runs of this byte in a VM's VRAM.
+/// Returns the number of aligned 64-byte runs in a VM's VRAM that contain only `byte`.
 fn finds(guest: &Guest, byte: u8) -> usize {
     let mut data = vec![0; MIB as usize];
     let in_mib = |mib| {

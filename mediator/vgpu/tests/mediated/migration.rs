@@ -66,7 +66,7 @@ fn vm_in_mid_work_continues_on_another_device() {
         let state = state_of(&mut one.driver.guest);
         let mut there = next(&cards[to], vm, &one.driver.guest);
         take_in(&mut there, &state).unwrap();
-        // Other requests must not move the VM while it waits.
+        // Other requests must not move the VM before its VMM starts it.
         assert!(there.check_movable().unwrap_err().to_string().contains("its VMM has stopped it"));
         there.migration().start();
         there.check_movable().unwrap();
@@ -139,7 +139,7 @@ fn stopped_device_does_nothing_and_resumes_unchanged() {
     one.driver.guest.migration().start();
     one.check();
     assert!(done() > done_before, "the VM's work resumes");
-    // Two reads of the same state differ only in the timestamp.
+    // The state with work in progress must differ from the state after the work has completed.
     one.begin(6);
     let state = state_of(&mut one.driver.guest);
     let again = {
@@ -190,7 +190,7 @@ fn corrupt_state_fails_device_until_reset() {
     let mut driver = Driver::new(victim);
     let mut channel: Channel = driver.channel(1);
     works(&mut driver, &mut channel, 9);
-    // Removing a VM that a migration keeps stopped must have the same effect.
+    // Disconnecting the client of a VM that a migration keeps stopped must have the same effect as a reset.
     let mut victim = driver.guest;
     victim.migration().stop().unwrap();
     victim.migration().begin_loading().unwrap();

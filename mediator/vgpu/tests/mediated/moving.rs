@@ -102,7 +102,7 @@ fn go_round(cards: &[Rig], rounds: u32, emptied: bool) {
         }
         stay.iter_mut().chain(travel.iter_mut().map(|(_, one)| one)).for_each(Traveller::check);
     }
-    // A VM that has left a card must not leave any resources behind.
+    // Drop the moved VMs before those that stayed.
     drop(travel);
 }
 
@@ -139,7 +139,7 @@ fn writes_and_drops_after_copy_are_kept_on_other_card() {
     let guest = &mut one.driver.guest;
     assert_eq!([9 * MIB, 13 * MIB + 70_000].map(|at| read(guest, at)), [*b"later"; 2]);
     assert_eq!((read(guest, 10 * MIB), read(guest, 11 * MIB)), ([0; 5], [0x5a; 5]));
-    // The client disconnects and unmaps all of its memory. The other card must stop using it.
+    // The client disconnects and unmaps all of its memory. The other card must stop using this memory.
     guest.move_beside(&cards[0], 10, true, Guest::reconnect, |_, left| drop(left)).unwrap();
     assert!((6..16).all(|mib| read(guest, mib * MIB) == [0; 5]));
 }
@@ -175,7 +175,8 @@ fn guest_writes_during_copy_of_borrowed_memory_persist() {
     let cards = [card(64), card(64)];
     let mut one = Traveller::new(&cards[0], 1);
     use_up(&one.driver);
-    // Last write to each address in any round, because a round may have only a few writes on a busy host.
+    // Last value written to each address, kept over all rounds, because a round may have only a few writes on a busy
+    // host.
     let (mut last, mut count) = ([0; 10], 0_u64);
     for (round, to) in [1, 0, 1, 0, 1, 0].into_iter().enumerate() {
         one.begin(50 + round as u32);

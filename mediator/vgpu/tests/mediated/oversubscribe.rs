@@ -61,7 +61,7 @@ pub(super) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 /// Maps buffers of 64 pages, one in each chunk from chunk 4 on, at contiguous addresses from `A` on, and fills them
-/// with a pattern.
+/// with a pattern. Returns their VRAM addresses.
 fn spread(driver: &mut Driver, channel: &Channel, chunks: u64, seed: u32) -> Vec<u64> {
     let first = 4;
     (0..chunks)
@@ -210,8 +210,7 @@ fn work_waits_for_memory_and_resumes_when_other_vm_frees_it() {
     assert_eq!(refused, BTreeMap::from([("card", 1)]));
 }
 
-/// Creates two VMs on a card without host memory. The first VM occupies the whole card, and neither of them frees
-/// memory.
+/// Creates two VMs on a card without host memory. The first VM occupies the whole card, and neither VM frees memory.
 fn full_card(queue_limit: Duration) -> (Rig, [Driver; 2]) {
     let rig = rig_with(48, 0, fast());
     let drivers = [0, 1].map(|vm| {
@@ -272,8 +271,8 @@ fn waiting_work_gets_memory_of_others_beyond_their_share() {
     for chunk in 0..6 {
         let to = (8 + 2 * chunk) * MIB;
         second.map(two.space, B + chunk * 4 * PAGE, At::Vram(to), 4);
-        // The mover may report memory at any time. Here, it does so after the flush that finds no memory, and before
-        // the work that needs the memory.
+        // The mover may report free memory at any time. Here, it does so after the flush that finds no memory, and
+        // before the work that needs the memory.
         second.guest.vm().deliver(GuestEvent::Memory);
         second.submit(&mut two, &[object(M2MF), m2mf_copy(A, B + chunk * 4 * PAGE, 4 * PAGE as u32)].concat());
         second.wait(&two);
@@ -347,7 +346,7 @@ fn memory_named_by_submission_stays_resident_under_clock() {
         let rests = || rig.host.lock().vram().chunks.moves().count() == 0;
         eventually("the chunks are gone", || account(&rig, 0).host == gone && rests());
     };
-    // The clock hand passes all memory that the CPU has written.
+    // During these evictions, the clock hand passes all memory that the CPU has written.
     evict(6);
     let hot: Vec<usize> = (0..16).filter(|at| on_card()[*at]).step_by(3).take(3).collect();
     let va = |buffer: usize| A + buffer as u64 * 64 * PAGE;

@@ -95,7 +95,7 @@ fn status_of_locked_vm_can_be_read() {
     let before = driver.guest.counter("channel_binds");
     let _channel = driver.channel(1);
     driver.guest.while_locked(|| {
-        // This returns the last published status, because a second attempt cannot acquire the lock either.
+        // This returns the last published status, because the reader cannot acquire the VM's lock.
         let seen = driver.guest.status();
         assert_eq!(seen.counters["channel_binds"], before);
         assert_eq!(driver.guest.status().vram_mib, super::VM_MIB);

@@ -65,7 +65,7 @@ fn channel(driver: &mut Driver, interface: &mut Interface, id: u8, handle: u32) 
     let ops = ops.flush(handle).channel(op::CHANNEL_CREATE, id.into()).bind_channel(id.into(), channel.instance);
     let ops = ops.channel(op::CHANNEL_ENABLE, id.into());
     assert_eq!(interface.call(&mut driver.guest, &ops).status, 0);
-    // The directory in the instance block must be ignored.
+    // Write an invalid directory address to the instance block. It must be ignored.
     driver.guest.poke(channel.instance + 0x200, 0xdead_0000);
     channel
 }
@@ -89,7 +89,7 @@ fn interface_exists_only_where_it_is_offered() {
     assert_eq!(knowing.rd(offset + register::SIGNATURE), pv::abi::SIGNATURE);
 }
 
-/// Returns the BAR, offset and features from the capability.
+/// Returns the BAR, offset and features in the interface's capability, or `None` if there is no such capability.
 fn capability(guest: &mut Guest) -> Option<[u32; 3]> {
     let word = |guest: &mut Guest, at: u32| {
         let mut word = [0; 4];
@@ -194,7 +194,7 @@ fn aperture_is_led_by_a_directory_that_the_mediator_keeps() {
     let rig = rig();
     let (mut driver, mut interface) = guest(&rig, 0, None);
     let (page, instance) = (driver.vram(1), driver.vram(1));
-    // Only the limit is read from the instance block.
+    // Only the limit of the address space is read from the instance block.
     for (offset, value) in [(0x208, 0xffff_ffff), (0x20c, 0xff)] {
         driver.guest.poke(instance + offset, value);
     }
@@ -245,7 +245,7 @@ fn long_batch_releases_vm_lock_between_parts_and_answers_once() {
     let reply = interface.call(&mut driver.guest, &ops);
     assert_eq!((reply.status, reply.done), (0, 4));
     assert_eq!(reply.answers[2], (0, VM_MIB * MIB));
-    // Each critical section covers 256 KiB.
+    // Each critical section covers at most 256 KiB.
     assert!(
         driver.guest.counter("pv_holds") - held >= 2 * BYTES / (256 << 10),
         "the VM's lock was held for the whole batch"

@@ -61,8 +61,8 @@ fn target_in_own_chunk(driver: &mut Driver, channel: &Channel) -> (u64, u32) {
     (at, (at / CHUNK) as u32)
 }
 
-/// Moves a chunk of VM 0 to host memory: evicts all chunks, and returns those before it, because the card may keep the
-/// first evicted chunk in its reserve.
+/// Moves chunk `index` of VM 0 to host memory: evicts all chunks, and then moves those with lower numbers back, because
+/// the card may keep the first evicted chunk in its reserve.
 fn send_out(rig: &Rig, at: u64, index: u32) {
     move_all(rig, 0, To::Host);
     let others = (0..index).map(|index| Step { vm: TenantId(0), index, to: To::Card }).collect::<Vec<_>>();

@@ -5,7 +5,7 @@ use super::{A, B, MIB};
 use rig::driver::{At, Channel, Driver, M2MF, PAGE, m2mf_copy, object};
 use vram::{Limits, OnFull, Step, TenantId, To};
 
-/// Number of VMs started on the full card.
+/// Number of VMs that bind channels on the full card.
 const VMS: u32 = 10;
 /// Number of address spaces per VM.
 const SPACES: u8 = 8;

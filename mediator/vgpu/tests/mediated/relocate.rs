@@ -100,7 +100,7 @@ fn evicted_and_returned_memory_is_found_by_gpu_and_cpu() {
 
 #[test]
 fn a_place_that_another_scrubs_meanwhile_is_taken() {
-    // There is only enough host memory for one VM, so new chunks wait until host slots have been scrubbed.
+    // There is only enough host memory for one VM, so evicted chunks wait until host slots have been scrubbed.
     let rig = rig_of(2 * MIB, CARD_MIB, 16);
     let mut driver = driver_of(&rig, 0, 16);
     let channel = driver.channel(1);

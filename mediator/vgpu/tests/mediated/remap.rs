@@ -36,7 +36,7 @@ fn driver(rig: &Rig, vm: u32) -> Driver {
     Driver::new(guest(rig, vm))
 }
 
-/// A client's mapping of a BAR.
+/// The file that a client maps for a BAR.
 struct Cpu(Arc<OwnedFd>);
 
 impl Cpu {
@@ -108,7 +108,7 @@ fn cpu_writes_through_mapped_aperture_match_gpu_copies() {
     driver.guest.poke(to + 4, 0x1234_5678);
     assert_eq!(cpu.read(BAR1_MAPPED_AT + 0x10_0004, 4), 0x1234_5678u32.to_le_bytes());
     assert!(driver.vram_holds(from, 4, 3));
-    // Use M2MF to copy between a page under an aperture, another page, and RAM.
+    // Use M2MF to copy the pages under an aperture to RAM.
     driver.map(channel.space, B, At::Ram(0), 4);
     driver.submit(&mut channel, &[object(M2MF), m2mf_copy(A, B, 4 * PAGE as u32)].concat());
     driver.wait(&channel);
@@ -260,7 +260,7 @@ fn vm_lock_is_free_while_pages_wait_for_work_to_leave_card() {
                 break false;
             }
         };
-        // This ends the channel's work.
+        // End the channel's work, which hangs.
         rig.host.lock().clear_engines(vm.id(), VirtualChannelId(1));
         waits
     });
@@ -603,7 +603,7 @@ fn pages_under_another_vms_aperture_cannot_be_reached() {
     let secret = victim.vram(4);
     victim.guest.vram_write(secret, &vec![0xc5; 4 * PAGE as usize]);
     show(&mut victim, 0, BAR1_MAPPED_AT, secret, 4);
-    // Try the bus addresses of all memory mapped for the card, both as guest RAM and as VRAM.
+    // Use the bus addresses at which the victim's pages may be mapped for the card as addresses of guest RAM.
     for mib in (0..512u64).step_by(2) {
         let mut channel = evil.channel(1);
         let own = evil.buffer(&channel, B, 1, 1);

@@ -412,7 +412,7 @@ fn reaches_pgraph(rig: &Rig, channel: u8) -> bool {
     u32::from_le_bytes(word) & context::VALID != 0
 }
 
-/// Makes a copy engine hang in `works`, one or two submissions, while a neighbour uses PGRAPH.
+/// Makes a copy engine hang in the submissions `works`, and checks that a neighbour can still use PGRAPH.
 fn hangs(works: &[Vec<u32>]) {
     let rig = rig(true);
     let mut pair = Pair::new(&rig);
@@ -425,7 +425,7 @@ fn hangs(works: &[Vec<u32>]) {
         neighbour.wait(channel);
         std::thread::sleep(Duration::from_millis(1));
     }
-    // No work may be killed before the limit is reached.
+    // No work may be killed before the hang limit is reached.
     let killed = Engine::ALL.map(|engine| {
         let state = rig.host.lock();
         state.scheduler().account(TenantId(0), engine).map_or(0, |account| account.killed)

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use vgpu::Settings;
 use vram::To;
 
-/// Returns the contents of the RAM that the guest's client lends.
+/// Returns the contents of the first MiB of guest RAM.
 pub(crate) fn ram_of(guest: &Guest) -> Vec<u8> {
     let mut all = vec![0; MIB as usize];
     guest.ram_read(0, &mut all);
@@ -172,7 +172,7 @@ fn vm_that_left_card_leaves_no_memory_on_it() {
     eventually("the VM is gone", || usage(&cards[1]) == before[1]);
 }
 
-/// Runs threads that overwrite all guest memory and ring doorbells as fast as possible while `act` runs.
+/// Runs two threads that overwrite the first MiB of guest RAM with random words as fast as possible while `act` runs.
 fn attacked(driver: &mut Driver, mut act: impl FnMut(&mut Driver)) {
     let over = AtomicBool::new(false);
     let file = driver.guest.ram_file(0);
@@ -193,8 +193,8 @@ fn attacked(driver: &mut Driver, mut act: impl FnMut(&mut Driver)) {
     });
 }
 
-/// Overwrites VRAM (rings, page tables, USERD) and rings doorbells, under the vGPU's own lock, while the VM is saved
-/// and moved.
+/// Overwrites random words of VRAM (rings, page tables, USERD) as the guest's CPU does, until `over` is set. Each write
+/// holds the vGPU's own lock.
 fn rogue(vm: &vgpu::MediatedVm, over: &AtomicBool, seed: u64) {
     let mut random = Rng::with_seed(seed);
     while !over.load(Ordering::Relaxed) {

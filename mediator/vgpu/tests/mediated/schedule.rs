@@ -61,7 +61,7 @@ fn used(rig: &Rig, vm: u32) -> u64 {
     Engine::ALL.iter().filter_map(|engine| scheduler.account(TenantId(vm), *engine)).map(|account| account.used).sum()
 }
 
-/// Waits until the scheduler has noticed all completions that guests have observed.
+/// Waits until the scheduler has no submission in flight. It may notice completions later than guests do.
 fn nothing_in_flight(rig: &Rig) {
     in_flight_at_most(rig, 0);
 }
@@ -75,7 +75,7 @@ fn in_flight_at_most(rig: &Rig, count: usize) {
     }
 }
 
-/// Keeps each VM busy with copies, in submissions of its own size, until the card has worked for `ns`.
+/// Keeps each VM busy with submissions of the given number of copies, until the VMs have been charged `ns` in total.
 fn compete(rig: &Rig, drivers: &mut [(Driver, Channel, usize)], ns: u64) {
     let began = Instant::now();
     let total = |rig: &Rig, count: usize| -> u64 { (0..count).map(|vm| used(rig, vm as u32)).sum() };
@@ -94,7 +94,7 @@ fn compete(rig: &Rig, drivers: &mut [(Driver, Channel, usize)], ns: u64) {
 
 #[test]
 fn vms_share_card_by_weight_regardless_of_submission_size() {
-    // With a backlog, the card stays busy even if a busy host delays a guest's next submission.
+    // With long copies in the queue, the card stays busy even if a busy host delays a guest's next submission.
     let rig = rig_of(Config::default(), 10 * COPY_NS);
     let mut drivers: Vec<_> = [(300, 1), (100, 3)]
         .into_iter()
@@ -110,8 +110,8 @@ fn vms_share_card_by_weight_regardless_of_submission_size() {
     compete(&rig, &mut drivers, 1_500_000_000);
     let got = [used(&rig, 0) - before[0], used(&rig, 1) - before[1]];
     let part = got[0] as f64 / (got[0] + got[1]) as f64;
-    // The fraction would be a half without weights, and a quarter if it depended on the submission size. On a busy
-    // host, it deviates slightly from 0.75.
+    // The first VM's fraction would be 0.5 without weights, and 0.25 if both VMs ran equally many submissions. On a
+    // busy host, it deviates slightly from 0.75.
     assert!((0.65..=0.85).contains(&part), "{part} instead of 0.75: {got:?}");
 }
 
@@ -210,10 +210,10 @@ fn channels_that_wait_and_give_nothing_up_cost_others_little() {
     assert!(best < MOST_NS, "{best} ns for {COPIES} copies of {COPY_NS} ns");
 }
 
-/// Virtual address of the semaphore that two channels share.
+/// Virtual address of the semaphore that channels acquire.
 const SEMAPHORE: u64 = 0x300_0000;
 
-/// Returns methods that wait until the semaphore has the given value.
+/// Returns methods that wait until the semaphore at `va` has the value `payload`.
 pub(super) fn acquire(va: u64, payload: u32) -> Vec<u32> {
     methods(0, 0x10, &[(va >> 32) as u32, va as u32, payload, 1])
 }
@@ -308,7 +308,7 @@ fn a_guest_that_forges_its_ends_pays_for_its_work_all_the_same() {
             (driver, channel, 4)
         })
         .collect();
-    // The first channel forges records that immediately report the completion of all work.
+    // Forge records in the first VM's channel that immediately report the completion of all work.
     let physical = {
         let state = rig.host.lock();
         state.channels().physical(channels::TenantId(0), nvspec::fifo::VirtualChannelId(1)).unwrap()
@@ -327,7 +327,7 @@ fn a_guest_that_forges_its_ends_pays_for_its_work_all_the_same() {
                 }
             }
         });
-        // Submit so little work that submission numbers equal slot numbers.
+        // Submit so little work that the number of each submission is among the forged numbers.
         compete(&rig, &mut drivers, 150_000_000);
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
     });
@@ -367,8 +367,7 @@ fn overdue_submissions_report_awaited_cause() {
     };
     assert_eq!(of(0, 2), [(stopped.id, Awaited::Guest), (waiting.id, Awaited::Semaphore)]);
     hang(&rig, &mut two, &mut hung);
-    // The channel waits for its time slice before it waits for the engine, which takes longer than a second on a busy
-    // host.
+    // The channel waits for its time slice first, for more than a second on a busy host, and for the engine afterwards.
     let began = Instant::now();
     while awaited(1).first() != Some(&(hung.id, Awaited::Engine)) {
         assert!(began.elapsed() < WAIT_TIMEOUT, "{:?}", awaited(1));
@@ -378,7 +377,7 @@ fn overdue_submissions_report_awaited_cause() {
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    // The scheduler does not start this much work of one VM while another one has work.
+    // The scheduler does not start all of this work while another VM has work.
     (0..4).for_each(|_| copies(&mut two, &mut behind, 1));
     let of_two = of(1, 5);
     assert_eq!(of_two.last(), Some(&(behind.id, Awaited::Turn)), "{of_two:?}");

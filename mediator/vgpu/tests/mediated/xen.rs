@@ -104,7 +104,7 @@ fn domain_destroyed_in_mid_copy_leaves_clean_card() {
         let domain = driver.guest.domain.clone();
         domain.destroy();
         domain.wait_left();
-        // The next domain with this name must not find data of the previous one.
+        // The next domain with this name must work.
         let (mut driver, mut channel) = ready(&vm, 2);
         copies(&mut driver, &mut channel, 6);
         driver.guest.domain.destroy();

@@ -7,8 +7,8 @@ use super::lab::{BRAND, Channel, Lab, MARKER, Ran, Verdict, copies, va};
 use gdev::mapping::Width;
 use gdev::nouveau::push::Push;
 
-/// Creates a channel with two mapped pages, and checks a copy from `va::A` to `va::B`. Returns the channel and the
-/// address of the second page.
+/// Creates a channel that maps a page with [`MARKER`] at `va::A` and an empty page at `va::B`. Returns the channel and
+/// the address of the second page.
 fn worker(lab: &mut Lab<'_>, id: u32) -> (Channel, u64) {
     let (from, to) = (lab.take(1), lab.take(1));
     let channel = lab.channel(id);

@@ -47,15 +47,15 @@ pub const UNUSED: u64 = FIRST_HOLE_AT + ROOMS as u64 * BYTES_PER_HOLE;
 /// Size of a page directory, in bytes.
 const DIRECTORY: u64 = 64 << 10;
 const TABLE: u64 = 32 << 10;
-/// Size code in a directory entry for a small-page table with an eighth of the entries.
+/// Size code of a directory entry that limits the small-page table to an eighth of its normal size: 4,096 entries.
 const EIGHTH: u32 = 3 << 2;
 /// Size of the engine contexts, in pages.
 pub const IMAGE_PAGES: u64 = 16;
 const PUSH_PAGES: u64 = 4;
 const RING_ORDER: u32 = 6;
-/// Number of memory polls within which the card must finish.
+/// Maximum number of fence polls for work that must complete or fail.
 const MAX_POLLS: u32 = 20_000;
-/// Number of memory polls for work that should have no effect.
+/// Maximum number of fence polls for work that should not complete.
 const SHORT_PATIENCE: u32 = 400;
 
 /// The card, and the guest's own memory for an attempt.
@@ -219,7 +219,7 @@ impl<'a> Lab<'a> {
         Ok(lab)
     }
 
-    /// Enables all units as a driver does.
+    /// Enables all units as a driver does, activates BAR1's address space, and acknowledges pending errors.
     pub fn bring_up(&self) {
         let card = self.card;
         card.write(reg::PMC_ENABLE, u32::MAX);
@@ -268,7 +268,7 @@ impl<'a> Lab<'a> {
         at
     }
 
-    /// Releases and clears all pages, except those of the aperture.
+    /// Releases and clears all pages, except those of BAR1's address space.
     pub fn release(&mut self) {
         let first = self.bar1_instance + PAGE;
         self.card.vram_zero(first, self.next - first);
@@ -308,7 +308,7 @@ impl<'a> Lab<'a> {
         table + va::LARGE / LARGE_PAGE * 8
     }
 
-    /// Writes a page table entry.
+    /// Writes an entry of two dwords at a VRAM address, for example a page table or runlist entry.
     pub fn set(&self, at: u64, [low, high]: [u32; 2]) {
         self.card.vram_write(at, low);
         self.card.vram_write(at + 4, high);
@@ -320,7 +320,7 @@ impl<'a> Lab<'a> {
         self.card.read(reg::TLB_TRIGGER);
     }
 
-    /// Creates an unbound channel.
+    /// Creates the structures of a channel, and maps its USERD in BAR1. [`Self::start`] binds the channel.
     pub fn channel(&mut self, id: u32) -> Channel {
         let space = self.space();
         let [instance, userd, ring, fence, list] = [1; 5].map(|pages| self.take(pages));
@@ -456,7 +456,7 @@ impl<'a> Lab<'a> {
         ran
     }
 
-    /// Runs methods on a started channel.
+    /// Submits methods on a started channel, and waits for the result, longer if `patient` is true.
     pub fn go(&self, channel: &mut Channel, push: &Push, patient: bool) -> Ran {
         self.queue(channel, push);
         self.ring(channel);
@@ -476,7 +476,7 @@ impl<'a> Lab<'a> {
         self.page.as_ref().context("a page")
     }
 
-    /// Returns VRAM addresses outside our share.
+    /// Returns VRAM addresses outside our share that are multiples of `aligned`.
     pub fn outside(&mut self, aligned: u64) -> Vec<u64> {
         let (share, top) = (self.share, 1u64 << 40);
         let mut addresses =
@@ -533,7 +533,7 @@ impl<'a> Lab<'a> {
 }
 
 impl RamPage {
-    /// Allocates a private page.
+    /// Allocates a page that contains [`MARKER`], and determines its guest-physical address.
     pub fn new() -> Result<Self> {
         let path = format!("/tmp/gpu-workloads.{}", std::process::id());
         let _ = std::fs::create_dir("/tmp");

@@ -1,7 +1,7 @@
 //! Holes 31 to 38: requests through the paravirtual interface. Numbers in parentheses are those of the holes in the
 //! reference code.
 //!
-//! If the card lacks the interface, the program skips these holes.
+//! If the card lacks the interface, these attempts count as denied.
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
@@ -43,7 +43,7 @@ fn offered(config: &[u8], verdict: &mut Verdict) -> Option<Capability> {
     found
 }
 
-/// Performs an attempt through an initialized interface. The reset afterwards must undo all of its effects.
+/// Performs an attempt through an initialized interface, which must work again after a reset.
 fn with_queue(
     lab: &mut Lab<'_>,
     verdict: &mut Verdict,
@@ -278,7 +278,7 @@ pub fn freed_in_use(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             lab.queue(&mut work, &copies(&[(va::A, va::B); 3]));
         }
         lab.ring(&work);
-        // Unmap and free the table while it is in use.
+        // Unmap a page, and destroy the handles of all tables while they are in use.
         must_do(
             queue,
             &Ops::new().zero(SMALL, page(va::B), 1).flush(0).destroy(SMALL).destroy(LARGE).destroy(DIRECTORY),
@@ -560,7 +560,7 @@ pub fn segments(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
                 must_refuse(queue, verdict, &Ops::new().control(id, command, 0), 0, Status::NoObject);
             }
         }
-        // Test keys of another group, and keys without a group.
+        // Test unused keys of this VM, and of its group, if it is in a group.
         let group = queue.read(register::FEATURES) & feature::SHARE_ABROAD != 0;
         let abroad = if group { Status::NoObject } else { Status::Unsupported };
         for key in [ANY_KEY, 1, u64::MAX] {

@@ -14,7 +14,7 @@ use gdev::mapping::Width;
 /// Distance between consecutive writes of the sweep, in bytes. The offset within each stride varies.
 const STRIDE: u32 = 0x200;
 
-/// Writes both values to each register. The card must continue to work afterwards.
+/// Writes all ones, and then 0, to each register.
 fn write_all(lab: &Lab<'_>, verdict: &mut Verdict, registers: impl Iterator<Item = u32>) {
     for register in registers {
         lab.card.write(register, u32::MAX);
@@ -23,7 +23,7 @@ fn write_all(lab: &Lab<'_>, verdict: &mut Verdict, registers: impl Iterator<Item
     }
 }
 
-/// Hole 6: microcode, resets, clocks, the PCI mirror, interrupts, and all undeclared registers.
+/// Hole 6: microcode, resets, clocks, the PCI mirror, interrupts, and a sample of all registers.
 pub fn unclaimed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let own = lab.take(1);
     lab.card.vram_write(own, MARKER);
@@ -48,7 +48,7 @@ pub fn unclaimed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     // The sweep skips the window to our own memory.
     let sweep = (0..0x100_0000).step_by(STRIDE as usize).map(|offset| offset + offset / STRIDE * 4 % STRIDE);
     write_all(lab, verdict, sweep.filter(|offset| !(reg::PRAMIN..reg::PRAMIN + 0x10_0000).contains(offset)));
-    // Drivers of this card never write these registers. After such a write, the card would raise no further interrupts.
+    // Restore the interrupt masks. The card's drivers never write them, so the card would raise no further interrupts.
     masks.into_iter().for_each(|(register, value)| lab.card.write(register, value));
     verdict.check("our memory is intact", lab.card.vram_read(own) == MARKER);
     Ok(())
@@ -77,7 +77,7 @@ pub fn scheduler_masks(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         }
         verdict.note("a mask", false, false);
     }
-    // Disable engines while they are busy, and re-enable them.
+    // Exclude all engines from scheduling, submit work, and re-enable the engines.
     let (from, to) = (lab.take(1), lab.take(1));
     let mut channel = lab.channel(21);
     lab.card.write(0x2224, 0);
@@ -171,7 +171,7 @@ pub fn display(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// Hole 27: interrupts that are rearmed endlessly, or raised by software.
+/// Hole 27: interrupts that are repeatedly rearmed, or raised by software.
 pub fn msi_rearm(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     for _ in 0..500 {
         lab.card.write(0x88704, u32::MAX);
@@ -201,7 +201,7 @@ pub fn crooked_accesses(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> 
             }
         }
     }
-    // Access data across the end of the share, of the window, and of the regions.
+    // Access data across the end of the share and of the window, and at the end of the regions.
     lab.card.write(reg::PRAMIN_WINDOW, (lab.share >> 16) as u32 - 1);
     for (offset, width) in [(0xfffc, Width::Qword), (0xffff, Width::Word), (0xf_fffc, Width::Qword)] {
         registers.store(window + offset, width, BRAND.into());
@@ -227,7 +227,7 @@ pub fn pci_configuration(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()>
     let mut before = [0; 256];
     let length = config.read_at(&mut before, 0).context("configuration space")?;
     for (at, _) in before[..length].iter().enumerate() {
-        // The command register and the BARs are tested below.
+        // Skip the command register and the BARs, because the kernel depends on them.
         if (0x04..0x06).contains(&at) || (0x10..0x28).contains(&at) || (0x30..0x34).contains(&at) {
             continue;
         }
@@ -238,7 +238,7 @@ pub fn pci_configuration(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()>
         let _ = config.write_at(&before[at..=at], at as u64);
         verdict.note("a byte", false, false);
     }
-    // Without bus mastering, the device must not access our RAM.
+    // Bus mastering must still be enabled: the device must be able to access our RAM.
     let own = lab.ram()?.gpa;
     let page = lab.take(1);
     lab.card.vram_write(page, MARKER);

@@ -37,7 +37,7 @@ pub fn peer_kind_tag(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     lab.map(channel.space, va::C, back, Aperture::Vram, 1);
     for (kind, tag) in [(0xffu32, 0), (0xfe, 0x1_ffff), (0xdb, 1), (0x00, 0x1_ffff), (0x06, 0), (0x17, 0x155)] {
         let [low, high] = page_entry(own, Aperture::Vram);
-        // Also test encrypted memory.
+        // Also set the flag for encrypted memory.
         lab.raw(channel.space, va::B, [low | 8, high | kind << 4 | tag << 12]);
         lab.flush();
         let what = format!("kind {kind:#x}, tag {tag:#x}");
@@ -77,7 +77,7 @@ pub fn large_page_of_ram(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()>
     Ok(())
 }
 
-/// Hole 9: pages that are unmapped and flushed, before and during work.
+/// Hole 9: pages that are unmapped, with a TLB flush, before and during work.
 pub fn stale_dma(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let own = lab.ram()?.gpa;
     let (mut channel, page) = holder(lab, 9);
@@ -111,7 +111,7 @@ pub fn stale_dma(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// Hole 11: entries for nonexistent memory.
+/// Hole 11: entries for memory that the guest does not have.
 pub fn entry_without_ram(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let (mut channel, page) = holder(lab, 11);
     for address in [0x2000_0000, 0xb000_0000, 0xfec0_0000, 0xfee0_0000, 1 << 33, 1 << 39, (1 << 40) - PAGE] {
@@ -179,8 +179,7 @@ pub fn reused(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         lab.start(&mut channel);
         let ran = lab.go(&mut channel, &copies(&[(va::A, va::B)]), true);
         verdict.check(&format!("it works before: {ran:x?}"), ran == Ran::Done);
-        // Overwrite the table's entries below 4 MiB. They map everything that the channel uses except for its contexts,
-        // which are a separate hole.
+        // Overwrite the table's entries below 4 MiB, except for those of the context image, which is a separate hole.
         let image = va::IMAGE / PAGE..va::IMAGE / PAGE + IMAGE_PAGES;
         for index in (0..1024).filter(|index| !image.contains(index)) {
             lab.set(channel.space.table + index * 8, fill);

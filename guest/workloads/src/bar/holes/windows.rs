@@ -82,7 +82,7 @@ fn look_through(lab: &Lab<'_>, verdict: &mut Verdict, what: &str, bar: usize, of
     verdict.note(&what, before == u32::MAX && after == u32::MAX, lab.tells(before) || lab.tells(after));
 }
 
-/// Hole 10: entries for RAM. They must access our RAM instead of VRAM, or no memory if this RAM is not ours.
+/// Hole 10: entries for RAM. They must access RAM instead of VRAM, and only our own RAM.
 pub fn aperture_ram_entry(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let own = lab.ram()?.gpa;
     for (bar, space, _) in apertures(lab) {
@@ -130,12 +130,13 @@ pub fn aperture_indexes(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> 
         }
         lab.join(instance, space);
         lab.flush();
-        // With this size code, the table covers 16 MiB. Memory after the table must not be used as entries.
+        // The size code in the directory entry limits the table to 16 MiB. Memory after the table must not be used as
+        // entries.
         if end > 0x100_0000 {
             lab.set(space.table + 0x100_0000 / PAGE * 8, page_entry(own, Aperture::Vram));
             look_through(lab, verdict, "beyond a shortened table", bar, 0x100_0000);
         }
-        // Test the first page outside the share, with a table that extends beyond the share.
+        // Test tables that extend beyond the share. The accessed page's entry is outside the share.
         for (table, offset) in [(share - PAGE, 512 * PAGE), (share, 0), ((1 << 40) - PAGE, 512 * PAGE)] {
             lab.card.vram_write(space.directory + 4, (table >> 8) as u32 | 1);
             lab.flush();
@@ -145,7 +146,7 @@ pub fn aperture_indexes(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> 
     Ok(())
 }
 
-/// Hole 17: VRAM that we have never used, and a new channel's USERD, contain no data of other tenants.
+/// Hole 17: data of other tenants in VRAM that we have never used, and in a new channel's USERD.
 pub fn residue(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let mut told = None;
     for _ in 0..4096 {

@@ -160,7 +160,7 @@ impl SavedRemap {
 }
 
 impl Remap {
-    /// Records the target of a slot. Fails if an earlier saved entry has set it.
+    /// Records the target of a slot. Fails if the slot does not exist, or if an earlier saved entry has set its target.
     fn wants(&mut self, slot: Slot, want: PageTarget) -> Result<(), Invalid> {
         let window = self.windows.get_mut(slot.window).and_then(Option::as_mut);
         let place = window.and_then(|window| window.want_mut(slot.page)).filter(|place| **place == PageTarget::Nothing);

@@ -120,7 +120,7 @@ fn pramin_yields_page_to_bars_and_reports_strays() {
     assert_eq!((taken.outs, taken.ins), (vec![(4, place(1))], vec![(4, in_bar3)]));
     assert_eq!(taken.strays, []);
     assert_eq!((remap.home(4), remap.counts.aliases), (Some(in_bar3), 0), "the driver continues with BAR3");
-    // Return the page to PRAMIN, or move the PRAMIN window.
+    // Return the page to PRAMIN. Then give it to BAR3 again, and move the PRAMIN window.
     let back = remap.book(MappedWindow::Bar3, &[(7, PageTarget::Nothing)]);
     assert_eq!((back.ins, back.strays), (vec![(4, place(1))], vec![place(1)]));
     remap.book(MappedWindow::Bar3, &[(7, PageTarget::Vram(4))]);

@@ -48,7 +48,7 @@ fn work_with_one_method_for_pgraph_needs_pgraph() {
         assert_eq!(needs_of(&[copies.clone(), graphics.clone()].concat()), Needs::Graphics);
         assert_eq!(needs_of(&[graphics, copies.clone()].concat()), Needs::Graphics);
     }
-    // The same applies after a method with immediate data, and after an invalid header.
+    // The same applies to a PGRAPH method with immediate data, and to an invalid header.
     assert_eq!(needs_of(&[copies.clone(), vec![4 << 29 | 1 << 16 | 2 << 13 | 0x100 >> 2]].concat()), Needs::Graphics);
     assert_eq!(needs_of(&[copies, vec![6 << 29]].concat()), Needs::Graphics);
 }

@@ -43,7 +43,7 @@ fn hole_03_instance_blocks_are_not_read_after_activation() {
             let guest = &mut s.evil.guest;
             guest.poke(channel.instance + vm::PDB_LO, low);
             guest.poke(channel.instance + vm::PDB_HI, high);
-            // Also try USERD, the ring, and the saved state.
+            // Also overwrite the addresses of USERD and the ring, and the saved state.
             for offset in [ramfc::USERD_LO, ramfc::USERD_HI, ramfc::GP_BASE_HI, ramfc::PB_FETCH_LO, ramfc::PB_FETCH_HI]
             {
                 guest.poke(channel.instance + offset, 0xffff_fff3);
@@ -63,7 +63,8 @@ fn hole_03_instance_blocks_are_not_read_after_activation() {
         let after = scene.card_instance(EVIL, ID).map(|at| scene.card_word64(at + vm::PDB_LO));
         assert_eq!(before, after, "{what}: the card's own block");
 
-        // Bind again after changing the block, so that it is read again and refers to addresses outside guest memory.
+        // Bind the channel again, so that its block is read again. USERD and the ring are valid now, but the directory
+        // is outside guest memory.
         scene.evil.unbind(&channel);
         scene.evil.guest.poke(channel.instance + ramfc::USERD_LO, channel.userd as u32);
         scene.evil.guest.poke(channel.instance + ramfc::USERD_HI, 0);
@@ -122,10 +123,10 @@ fn hole_04_guests_cannot_switch_contexts() {
 fn hole_05_target_bits_are_decoded_or_denied() {
     let mut scene = Scene::new();
     let ram = scene.bus[1];
-    // All of these addresses are outside the attacker's memory.
+    // Both `ram` and `page` are outside the attacker's memory.
     let page = scene.on_card(IDLE, SHARE_BYTES - PAGE);
     assert!(page >= SHARE_BYTES);
-    // Point the channel table at other VMs' VRAM, and at host memory that was not lent.
+    // Use addresses of other VMs' VRAM, and of host memory that was not lent, for channels, runlists and apertures.
     for (at, target) in [(page, 0), (page, 1), (ram, 2), (ram, 3), (RAM, 2), (0xfff_ffff << 12, 3)] {
         scene.denied(&format!("instance block {at:#x}, target {target}"), |s| {
             s.evil.guest.wr(pfifo::CHANNEL::at(ID.into()), pointer(at, target));
@@ -202,7 +203,7 @@ fn hole_12_runlists_name_only_the_guests_channels() {
         s.evil.guest.wr(pfifo::RUNLIST_BASE::OFFSET, base);
         s.evil.guest.wr(pfifo::RUNLIST::OFFSET, 0x01f0_0000 | length);
     };
-    // Use all valid numbers, invalid numbers, and the same number repeatedly.
+    // Use all valid channel numbers, invalid numbers, and the same number repeatedly.
     type Numbers = fn(u32) -> u32;
     let lists: [(&str, Numbers); 4] = [
         ("every channel", |index| index),
@@ -264,7 +265,7 @@ fn hole_13_channel_numbers_end_at_127() {
         scene.denied(&format!("preemption of channel {id}"), |s| s.evil.guest.wr(pfifo::PREEMPT::OFFSET, id));
     }
     scene.denied("preemption of channel 0xfff", |s| s.evil.guest.wr(pfifo::PREEMPT::OFFSET, u32::MAX));
-    // Use indices beyond the last engine, PBDMA and fault unit.
+    // Use indices beyond the last PBDMA, and an offset beyond the channel table.
     for (what, offset) in [
         ("PBDMA 3", behind(pbdma::INTR_0::at(0), pbdma::INTR_0::at(1), 3)),
         ("PBDMA 7", behind(pbdma::CHANNEL::at(0), pbdma::CHANNEL::at(1), 7)),
@@ -292,7 +293,7 @@ fn hole_13_channel_numbers_end_at_127() {
 #[test]
 fn hole_19_channels_without_a_directory_reach_nothing() {
     let mut scene = Scene::new();
-    // Try a zeroed directory, no directory, a directory in zeroed RAM, and one in RAM that does not exist.
+    // Try directories without valid entries, and directories that are not entirely in guest memory.
     let zeros = SHARE_BYTES - 32 * PAGE;
     for (what, low) in [
         ("directory at address 0", 0),

@@ -88,7 +88,7 @@ fn hole_09_memory_that_the_vmm_takes_back_is_out_of_reach() {
     assert!(scene.evil.ram_holds(gpa, 4, 1));
     let file = scene.evil.guest.unmap_ram(gpa).unwrap();
     assert_eq!(rustix::io::pwrite(&file, &[0xee; 4 * PAGE as usize], 0), Ok(4 * PAGE as usize));
-    // The guest neither unmaps the page nor flushes its TLB.
+    // The guest neither unmaps the pages nor flushes its TLB.
     scene.denied("RAM that was removed", |s| {
         s.evil.submit(&mut channel, &[object(CE0), ce_copy(A, B, 4)].concat());
         assert_eq!(s.evil.wait_fault().va, B);
@@ -102,7 +102,7 @@ fn hole_09_memory_that_the_vmm_takes_back_is_out_of_reach() {
 #[test]
 fn hole_17_a_client_finds_nothing_of_the_one_before() {
     let mut scene = Scene::new();
-    // Let a tenant write to all its memory, to each register that keeps a value, and to USERD, and use each engine.
+    // Let a client use each engine, and write to all VRAM, including USERD, and to each register that keeps a value.
     let mut channel = scene.evil.channel(ID);
     scene.evil.buffer(&channel, A, 2, 1);
     scene.evil.buffer(&channel, B, 2, 2);
@@ -185,7 +185,7 @@ fn hole_17_a_vm_finds_nothing_of_the_one_before() {
     idle.driver.guest.remove().unwrap();
     let heir = super::born(&rig, vram::TenantId(7));
     assert_eq!(super::finds(&heir.guest, SECRET), 0);
-    // The secret must not be in free memory either.
+    // The secret must not be at the start of the removed VM's former chunks either, whether they are free or reused.
     for at in before {
         super::card_vram(&rig, at, &mut held);
         assert!(!held.windows(16).any(|run| run.iter().all(|&byte| byte == SECRET)), "{at:#x}");

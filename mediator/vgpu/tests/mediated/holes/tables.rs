@@ -45,7 +45,7 @@ fn hole_07_peers_kinds_and_tags_are_not_passed_on() {
 #[test]
 fn hole_08_large_pages_are_checked_in_all_their_parts() {
     let mut scene = Scene::new();
-    // A large page works if all of its RAM was lent, and is contiguous for the card.
+    // A large page of the guest's own VRAM must work up to its last 4 KiB.
     let channel = scene.evil.channel(ID);
     let table = large_table(&mut scene.evil, &channel);
     let whole = 8 * MIB;
@@ -74,14 +74,14 @@ fn hole_08_large_pages_are_checked_in_all_their_parts() {
                 let entry = entry(16 * MIB, aperture);
                 scene.denied(what, |s| s.faults_at(what, entry, Size::Large, offset, offset % 2 == 0));
             }
-            // If the whole page is missing, one of the variants is enough, because all behave alike.
+            // If the whole page is missing, one aperture is enough, because both behave alike.
             if regions.is_empty() {
                 break;
             }
         }
         scene.fresh();
     }
-    // Try addresses without RAM, and a page that straddles the end of the VM's share.
+    // Try addresses without RAM, and pages that straddle the end of the VM's share.
     for (what, at) in scene.foreign_ram() {
         let at = at & !(LARGE_PAGE - 1);
         if at >= RAM {
@@ -113,7 +113,8 @@ fn hole_11_entries_for_missing_memory_fault() {
     scene.evil.fill_ram(rom, 1, 5);
     scene.denied("a ROM", |s| s.faults_at("a ROM", entry(rom, 2), Size::Small, 0, true));
     assert!(scene.evil.ram_holds(rom, 1, 5), "the page was written");
-    // Entries cannot express RAM addresses beyond 40 bits. Such addresses must not alias others.
+    // Entries cannot express RAM addresses beyond 40 bits. RAM at such addresses must not be reached through the low 40
+    // bits.
     for high in [1 << 40, 1 << 52] {
         let gpa = high + 48 * MIB;
         if scene.evil.guest.map_ram(gpa, PAGE, true) {
@@ -152,7 +153,7 @@ fn hole_15_tables_are_read_as_the_gpu_walk_reads_them() {
         scene.denied("entries as directory", |s| s.does_not_run("entries as directory", &mut channel));
         scene.fresh();
     }
-    // Use a small-page table as a large-page table, and vice versa.
+    // Use a small-page table as a large-page table.
     let mut channel = scene.evil.channel(ID);
     let space = channel.space;
     scene.evil.buffer(&channel, A, 1, 15);
@@ -161,7 +162,7 @@ fn hole_15_tables_are_read_as_the_gpu_walk_reads_them() {
         s.evil.pte(space, C, raw as u32, 0);
         s.evil.guest.poke(space.directory, ((space.table >> 12) << 4) as u32 | 1);
         s.evil.flush();
-        // This address uses entry C / 4 KiB of the table as a large-page entry.
+        // This address is in the first large page, so the small-page table's first entry is read as its entry.
         let va = C / PAGE * LARGE_PAGE % (128 * MIB);
         s.evil.submit(&mut channel, &[object(CE0), ce_copy(A, va + PAGE, 1)].concat());
         assert_eq!(s.evil.wait_fault().instance, channel.instance);
@@ -186,7 +187,8 @@ fn hole_15_tables_are_read_as_the_gpu_walk_reads_them() {
         let mut written = vec![0; PAGE as usize];
         scene.evil.guest.vram_read(page, &mut written);
         assert!(written == entries, "the guest's own table was written");
-        // Use the entry in the same submission without a flush, and after a flush. The access must fault in both cases.
+        // Use a forged entry after a flush, and then, on another channel, in the submission that writes it. The access
+        // must fault in both cases.
         scene.denied(&format!("{what}, used"), |s| {
             s.evil.flush();
             s.evil.submit(&mut channel, &[object(CE0), ce_copy(first, A, 1)].concat());
@@ -216,8 +218,8 @@ fn hole_15_tables_are_read_as_the_gpu_walk_reads_them() {
 fn hole_16_tables_that_are_used_otherwise_map_nothing_new() {
     let mut scene = Scene::new();
     let foreign = scene.on_card(super::IDLE, super::SECRET_AT);
-    // While the channel runs, fill the directory and the table with zeros, with entries for other VMs' memory, and with
-    // random bytes.
+    // While the channel runs, fill its directory or its table with zeros, with entries for the neighbour's memory, or
+    // with random bytes.
     let noise = pattern(0x5eed, 3);
     let fills: [(&str, Vec<u8>); 3] = [
         ("zeros", vec![0; PAGE as usize]),
@@ -263,7 +265,7 @@ fn hole_16_tables_that_are_used_otherwise_map_nothing_new() {
         s.evil.submit(&mut channel, &[]);
         wait_stopped(&mut s.evil, before, "after a flush");
     });
-    // Use memory of one channel as the table of another one while both are in use.
+    // Use the directory of one channel as a table of another one while both are in the runlist.
     scene.fresh();
     let first = scene.evil.channel(ID);
     let mut second = scene.evil.prepare(ID + 1);
@@ -279,7 +281,7 @@ fn hole_16_tables_that_are_used_otherwise_map_nothing_new() {
 #[test]
 fn hole_18_numbers_at_the_end_do_not_wrap() {
     let mut scene = Scene::new();
-    // Small and large pages at the end of the 40-bit range end exactly at 2^40.
+    // The first two pages end exactly at 2^40, the end of the 40-bit range.
     for (what, at, size) in [
         ("the last small page", (1u64 << 40) - PAGE, Size::Small),
         ("the last large page", (1 << 40) - LARGE_PAGE, Size::Large),
@@ -316,7 +318,7 @@ fn hole_18_numbers_at_the_end_do_not_wrap() {
         });
         scene.fresh();
     }
-    // Try rings of many sizes at many addresses.
+    // Try rings of many sizes at a mapped address and at the end of the address space.
     for log2 in [20u32, 21, 28, 31, 32, 63, 0xffff] {
         for (low, high) in [(rig::driver::RING_VA as u32, 0), (0xffff_fff8, 0xff)] {
             let mut channel = scene.evil.prepare(ID);
@@ -338,7 +340,7 @@ fn hole_18_numbers_at_the_end_do_not_wrap() {
         scene.denied(&format!("GP_PUT {put:#x}"), |s| s.evil.ring(&channel, put));
     }
     scene.fresh();
-    // Copy beyond the mapped range or the address space, and with pitches that wrap around.
+    // Copy beyond the mapped range, beyond the address space, and with the maximum number of lines.
     let page = PAGE as u32;
     for (what, words) in [
         ("a copy of 4 GiB less one", m2mf_copy(A, B, u32::MAX)),
@@ -360,7 +362,8 @@ fn hole_18_numbers_at_the_end_do_not_wrap() {
         });
         scene.fresh();
     }
-    // Use the maximum length that the register can express, and one more than the number of channels.
+    // Submit runlists of the maximum length that the register can express, and of one more entry than there are
+    // channels.
     for length in [0xfff, 0x81] {
         scene.denied(&format!("a runlist of {length:#x}"), |s| {
             s.evil.guest.wr(pfifo::RUNLIST_BASE::OFFSET, 0x0fff_ffff);

@@ -51,8 +51,9 @@ fn neighbour_copies_stay_whole_while_attacker_cycles_channels() {
     scene.finish();
 }
 
-/// Runs one kind of attack per round while the neighbour works: destroys the attacker's images, tables or channel while
-/// its work is in progress.
+/// Runs one attack: removes the attacker's images, tables, target buffer or nothing, depending on `round`, and unbinds
+/// the channel immediately after another submission. In every third round, the first submission may still be in
+/// progress.
 fn provoke(evil: &mut super::Driver, round: u32) {
     let mut channel = evil.channel(ID);
     evil.buffer(&channel, A, 16, 1);
@@ -84,8 +85,8 @@ fn contexts_are_saved_wherever_the_guest_has_its_images() {
         let mut channel = scene.evil.channel(ID);
         scene.evil.submit(&mut channel, &[object(engine), methods(engine.0, 0x100, &[0])].concat());
         scene.evil.wait(&channel);
-        // The engine has the attacker's context loaded, and saves it when the next channel is loaded. The image belongs
-        // to the mediator.
+        // The engine has the attacker's context loaded, and saves it when the next channel is loaded. It saves it to an
+        // image that belongs to the mediator, so the guest's own image is not needed.
         for page in 0..16 {
             scene.evil.pte(channel.space, IMAGE_VA + page * PAGE, 0, 0);
         }

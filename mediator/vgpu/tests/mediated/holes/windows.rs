@@ -9,7 +9,7 @@ use vmm_glue::RegionIndex;
 
 /// Offset in an aperture, outside USERD.
 const OFFSET: u64 = 0x40_0000;
-/// Word written to addresses where it must not be found later.
+/// Word that the attacker writes through the windows.
 const BRAND: u32 = 0xa77a_c4ed;
 
 /// Region of each aperture, and the register for its instance block.
@@ -17,8 +17,8 @@ const APERTURES: [(RegionIndex, u32); 2] =
     [(RegionIndex::Bar1, pbus::BAR1_BLOCK::OFFSET), (RegionIndex::Bar3, pbus::BAR3_BLOCK::OFFSET)];
 
 impl Scene {
-    /// Creates an address space for an aperture from the attacker's own tables. Returns the address space and its
-    /// instance block.
+    /// Creates an address space in the attacker's memory, and makes an aperture use it. `register` is the register for
+    /// the aperture's instance block. Returns the address space and the address of its instance block.
     fn aperture(&mut self, register: u32) -> (Space, u64) {
         let (space, instance) = (self.evil.space(), self.evil.vram(1));
         self.evil.join(instance, space);
@@ -158,7 +158,8 @@ fn hole_14_apertures_end_with_limit_table_and_region() {
             s.evil.guest.write(region, size - 4, &[0x77; 8]);
         });
 
-        // One of these limits is within the table, and another one wraps around.
+        // The first limit is the last byte of the first mapped page. `u64::MAX` plus one wraps around, and bit 63 of
+        // the last limit must be ignored.
         for (limit, first, second) in [
             (OFFSET + PAGE - 1, true, false),
             (0, false, false),
@@ -179,7 +180,7 @@ fn hole_14_apertures_end_with_limit_table_and_region() {
         scene.evil.join(instance, space);
         scene.evil.flush();
 
-        // The table is an eighth of the full size. The memory that follows it contains data other than entries.
+        // Shorten the table to an eighth of its full size. The entry beyond its new end must be ignored.
         let eighth = (128 << 20) / 8;
         if eighth < size {
             scene.evil.map(space, eighth, At::Vram(data), 1);
@@ -193,7 +194,7 @@ fn hole_14_apertures_end_with_limit_table_and_region() {
             scene.evil.guest.poke(space.directory, 0);
         }
 
-        // Use tables that straddle the end of VRAM. Entries beyond the end would be in a neighbour's memory.
+        // Use tables that extend beyond the end of VRAM. Entries beyond the end would be in a neighbour's memory.
         for table in [SHARE_BYTES - PAGE, SHARE_BYTES] {
             scene.denied(&format!("table at {table:#x}"), |s| {
                 s.evil.guest.poke(space.directory + 4, ((table >> 12) as u32) << 4 | 1);

@@ -55,7 +55,7 @@ const WRITTEN: [(&str, &str); 23] = [
 ];
 /// Units whose falcon is restarted after a reset of their engine.
 const FALCONS: [&str; 4] = ["ce0", "ce1", "fecs", "gpccs"];
-/// Registers that restart a falcon.
+/// Registers of a falcon that the mediator writes to restart it.
 const STARTED: [&str; 9] = [
     "ITFEN",
     "CPU_CONTROL",
@@ -88,7 +88,7 @@ fn is_marked(value: u32) -> bool {
     (0..=16).any(|shift| (0..16).any(|turn| seen(shift) == (MARK as u16).rotate_left(turn)))
 }
 
-/// Returns the name of a register's block, and the name of the register.
+/// Returns the names of a register's block and of the register, or "none" for both if no register is at `offset`.
 fn named(offset: u32) -> (&'static str, &'static str) {
     lookup(offset).map_or(("none", "none"), |(block, register, _)| (block, register.name))
 }
@@ -103,7 +103,7 @@ fn page_of(offset: u32, value: u32) -> Option<u32> {
     }
 }
 
-/// Writes [`MARK`] to all registers, and to offsets between registers.
+/// Writes [`MARK`] to all registers, to offsets between registers, and to all of configuration space.
 fn mark_registers(scene: &mut Scene) {
     let guest = &mut scene.evil.guest;
     let declared = blocks().flat_map(|(_, _, _, info)| *info);

@@ -167,7 +167,8 @@ fn wild_rings_and_descriptors_harm_no_neighbour() {
     evil.guest.ram_write(BASE + 0x800 + 2, &0x7fffu16.to_le_bytes());
     evil.guest.wr(OFFSET + register::DOORBELL, 0);
     assert_eq!(Interface::status(&mut evil.guest), status::FAILED);
-    // A queue must be rejected if it is outside memory, its size is 0, or bus mastering is disabled.
+    // A queue must be rejected if one of its addresses, its size or the features are invalid, or if bus mastering is
+    // disabled.
     for (register, value) in [
         (register::QUEUE_DESCRIPTORS + 4, 0xffff),
         (register::QUEUE_USED, 0xffff_ffff),
@@ -209,7 +210,7 @@ fn ring_written_concurrently_by_other_cpu_harms_no_neighbour() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut random = fastrand::Rng::with_seed(0x9876_5432_1234_5677);
-            // Another thread overwrites rings, descriptors, the batch, and the reply.
+            // Another thread overwrites the descriptors, the rings, and the start of the batch.
             while !over.load(Ordering::Relaxed) {
                 let at = [0, 0x800, 0x1000, 0x2000][random.usize(..4)] + random.u64(..0x100);
                 rustix::io::pwrite(&file, &random.u64(..).to_le_bytes(), BASE + at).expect("writing RAM succeeds");

@@ -138,7 +138,7 @@ fn segments_have_limits_and_start_empty() {
     let (mut driver, mut interface) = guest(&rig, 0, None);
     let mut work = driver.channel(0);
     let to = driver.buffer(&work, A, 2, 1);
-    // The limit is 4 MiB.
+    // All segments of a VM together can have 4 MiB.
     refused(&interface.call(&mut driver.guest, &Ops::new().share_get(1, 8 * MIB, CREATE, 0)), 0, Status::Limit);
     refused(&interface.call(&mut driver.guest, &Ops::new().share_get(1, 1 << 40, CREATE, 0)), 0, Status::Range);
     refused(&interface.call(&mut driver.guest, &Ops::new().share_get(1, 0, CREATE, 0)), 0, Status::Range);
@@ -197,7 +197,8 @@ fn segment_attach_waits_until_card_has_memory() {
             attach(&mut driver, &mut interface, id, last, 0)
         });
         has_begun.recv().expect("the thread starts");
-        // By now, the request has been rejected or is waiting. On a slow host, the test could miss a rejection.
+        // After this delay, the request has been rejected or is waiting. On a slow host, the test could miss a
+        // rejection.
         std::thread::sleep(std::time::Duration::from_millis(100));
         drop(stopped);
         attaches.join().expect("the thread does not panic")
@@ -235,7 +236,7 @@ fn attached_segments_survive_hand_over() {
         assert_eq!((count, two.guest.counter("pv_attachments")), (2, 2));
         refused(&attach(&mut two, &mut of_two, shared, 0, 0), 0, Status::Exists);
     }
-    // Modified parts must be rejected or be valid, and must not change the running VMs.
+    // Modified segment data must be rejected or be valid, and must not change the running VMs.
     let mut dice = Rng::with_seed(5);
     let mut denied = 0;
     for _ in 0..80 {
@@ -243,8 +244,8 @@ fn attached_segments_survive_hand_over() {
         denied += u32::from(handover.offer(&rig, &mut [&mut one.guest, &mut two.guest], edit).is_err());
     }
     assert!(denied > 20, "{denied} were refused");
-    // Zeroing any byte must cause a rejection, except in the access mode of a mapping. One of the changes moves a
-    // mapping over another one.
+    // Zeroing any nonzero byte must cause a rejection, except in the access mode of a mapping. One of these changes
+    // moves a mapping over another one.
     let of_segments = |name: &str| name == "vgpu.segments";
     let mut bytes = 0;
     let measured = |file: &mut Vec<u8>| bytes = length(file, of_segments);

@@ -37,7 +37,8 @@ impl Scene {
         Self { driver, channel, from, to }
     }
 
-    /// Copies the pages with a doorbell under the aperture, and verifies all bytes.
+    /// Makes the GPU copy the pages, with a doorbell that the CPU writes through the mapped BAR3, and verifies all
+    /// bytes.
     fn check(&mut self, cpu3: &Cpu, seed: u32) {
         let Self { driver, channel, to, .. } = self;
         let put = driver.queue_fenced(channel, &[object(CE0), ce_copy(A, B, 4)].concat());

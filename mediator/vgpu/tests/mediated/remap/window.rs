@@ -34,7 +34,7 @@ fn cpu_writes_through_mapped_pramin_reach_gpu_without_message() {
     hide_window(&mut driver);
     assert!(cpu.is_zero(u64::from(pramin::BASE), pramin::BYTES.into()));
     assert!(driver.vram_holds(from, 4, 3));
-    // PRAMIN shows neither guest RAM nor addresses beyond guest VRAM. They read as zeros, and no data is lost.
+    // PRAMIN shows neither guest RAM nor addresses beyond guest VRAM. Both read as zeros, and no data is lost.
     for value in [2 << 24, ((VM_MIB * MIB) >> 16) as u32 - 1] {
         driver.guest.wr(pbus::PRAMIN_WINDOW::OFFSET, value);
         assert!(cpu.is_zero(u64::from(pramin::BASE) + 0x1_0000, 0xf_0000), "{value:#x}");
@@ -90,7 +90,7 @@ fn page_moves_from_pramin_to_bar3_and_back() {
     assert_eq!(cpu.read(place + PAGE, PAGE), pages(4, 2)[PAGE as usize..]);
     cpu3.write(HIGH3, &pattern(6, 0));
     assert_eq!(driver.guest.counter("aperture_aliases"), 0);
-    // In the meantime, a write to PRAMIN is lost and counted.
+    // While BAR3 shows the page, a write to it through PRAMIN is lost and counted.
     cpu.write(place, &[1]);
     driver.guest.wr(pbus::BAR3_BLOCK::OFFSET, 0);
     assert_eq!(cpu.read(place, PAGE), pattern(6, 0));
@@ -212,7 +212,8 @@ fn guest_moving_window_repeatedly_delays_only_itself() {
     assert_eq!(neighbour.guest.counter("aperture_waits"), 0, "the guest is not charged");
 }
 
-/// Writes all pages that the window shows at two positions, so that each move of the window maps or unmaps 512 pages.
+/// Writes all pages that the window shows at two adjacent positions, so that each move between them unmaps 256 pages
+/// and maps 256 others. Returns the first position, where the window is.
 fn two_windows(driver: &mut Driver) -> u64 {
     let at = driver.vram(768).next_multiple_of(MIB);
     driver.guest.vram_write(at, &pages(4, 512));
@@ -237,7 +238,7 @@ fn card_lock_is_free_between_pages_of_moved_window() {
         println!("{pages} pages in {holds} critical sections of the card's lock");
         assert!(pages >= 512 && holds >= 2 * pages, "{pages} pages in {holds} critical sections of the card's lock");
     }
-    // As a control, a write that moves no pages must cost the neighbours almost nothing.
+    // As a control, a write that moves no pages must rarely lock the card.
     let (pages, holds) = place(at + MIB);
     assert!(pages == 0 && holds < 64, "{holds} critical sections for a window that does not move");
 }

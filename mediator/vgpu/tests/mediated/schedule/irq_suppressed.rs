@@ -137,7 +137,7 @@ impl Alter for Prompt {
 #[test]
 fn vm_starting_at_end_of_other_work_gets_no_interrupt_for_it() {
     let config = simgpu::Config { vram_mib: CARD_MIB, time: Some(time_of(COPY_NS)), ..simgpu::Config::default() };
-    // Otherwise, the work that clears PGRAPH between VMs would start first.
+    // Do not clear PGRAPH between VMs, because this work would start before the second VM's.
     let sharing = Sharing { scheduler: Config::default(), clear: false, ..rig::sharing() };
     let rig = Rig::made(&config, &sharing, |card| Altered::over(card, Prompt));
     let mut vms = [0, 1].map(|vm| driver(&rig, vm, VgpuParams::default()));
@@ -157,7 +157,8 @@ fn vm_starting_at_end_of_other_work_gets_no_interrupt_for_it() {
         // time.
         vms[0].guest.wait_msi();
         let told = vms[1].guest.take_msi();
-        // Otherwise, the interrupt may have reported the VM's own completion.
+        // If the second VM's own work has ended, an interrupt may have reported that completion, so the round does not
+        // count.
         !told && ended(&rig, 1) == before
     });
     assert!(undisturbed, "a VM is notified of each completion of another VM's work when its own begins");
