@@ -223,7 +223,9 @@ impl Mirror {
         report: &mut SyncReport,
     ) -> usize {
         let (start, end) = (range.start, range.end);
-        let (Some(guest), Some(shadow)) = (self.guest.get(range.clone()), self.shadow.get_mut(range)) else { return end };
+        let (Some(guest), Some(shadow)) = (self.guest.get(range.clone()), self.shadow.get_mut(range)) else {
+            return end;
+        };
         for (index, (raw, known)) in (start..).zip(guest.iter().zip(shadow)) {
             let (raw, old) = (u64::from_le_bytes(*raw), Pte::from(*known));
             let new = match moved.next_entry(raw.into(), old) {

@@ -7,7 +7,8 @@ use nvspec::addr::{GuestVramAddr, LARGE_PAGE, SMALL_PAGE};
 use nvspec::mmu::{Pte, PteAperture};
 
 /// Bits of a small entry that locate its page: the frame and the aperture.
-const PLACE_BITS: u64 = Pte::new().with_frame((1 << FRAME_BITS) - 1).with_aperture(PteAperture::SysNonCoherent).into_bits();
+const PLACE_BITS: u64 =
+    Pte::new().with_frame((1 << FRAME_BITS) - 1).with_aperture(PteAperture::SysNonCoherent).into_bits();
 /// Bits of a guest entry that locate its page within a block.
 const WITHIN_BITS: u64 = Pte::new().with_frame(LARGE_PAGES - 1).into_bits();
 /// Bits of a guest entry that identify the block to which it refers.
@@ -72,8 +73,8 @@ impl Block {
     }
 }
 
-/// Returns [`PLACE_BITS`] of the card's entry for the first page of the block at `start`. Returns `None` if the block is
-/// not contiguous, or if an entry cannot refer to all of its pages.
+/// Returns [`PLACE_BITS`] of the card's entry for the first page of the block at `start`, or `None` if the block is not
+/// contiguous or an entry cannot refer to all of its pages.
 fn place(start: u64, frames: &mut impl Frames) -> Option<u64> {
     let (base, aperture) = match frames.vram(GuestVramAddr(start), LARGE_PAGE)? {
         Frame::Vram(base) => (base.0, PteAperture::Vram),

@@ -73,8 +73,8 @@ impl MigrationError {
     }
 }
 
-/// A migratable device. The server calls these methods only in the order of the states. A device reset or the client's
-/// disconnection aborts any operation in progress.
+/// A migratable device. The server calls these methods only in an order that the transitions between the states allow.
+/// A device reset or the client's disconnection aborts any operation in progress.
 pub trait Migration {
     /// Moves from running to stopped. Once this call has returned, the device no longer changes any state.
     ///

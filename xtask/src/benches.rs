@@ -62,7 +62,7 @@ const BENCHES: [Bench; 31] = [
 /// Checks that a name selects a benchmark. It must be a full name, or the part of a name before a `-`.
 ///
 /// # Errors
-/// Returns an error if no benchmark has this name. The error lists the known names.
+/// Returns an error if the name selects no benchmark. The error lists the known names.
 pub fn check(name: &str) -> Result<()> {
     let selects = |known: &str| known.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'));
     if !name.is_empty() && BENCHES.iter().any(|(known, ..)| selects(known)) {

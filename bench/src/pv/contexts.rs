@@ -1,9 +1,10 @@
 //! GPUvm's figure 6: 1 to 8 computing contexts, in one VM and in the same number of VMs, under full virtualization and
 //! with the modified driver. The baseline is a VM with a passed-through card.
 //!
-//! As in the paper, each context launches `madd` repeatedly, on a card with a fixed kernel duration. From the counts, a
-//! model ([`crate::model`]) computes the cost of contexts, excluding their kernels, for guests and for the host.
-//! Measured times would not be meaningful, because the emulated guests share two CPUs.
+//! As in the paper, each context launches `madd` repeatedly, on a card with a fixed kernel duration. A model
+//! ([`crate::model`]) uses the counts of the guests' operations to compute the cost of contexts, excluding their
+//! kernels, for guests and for the host. Measured times would not be meaningful, because the emulated guests share two
+//! CPUs.
 
 use std::time::Instant;
 

@@ -364,8 +364,11 @@ impl Card {
         let file = OpenOptions::new().create(true).truncate(false).write(true).open(path).ok().filter(lock_as_process);
         *entered = Some(Entered { _file: file, _memory: memory, lost_before: self.lost() });
         static HANDLER: Once = Once::new();
-        // SAFETY: the library is never unloaded, so the handler remains valid.
-        HANDLER.call_once(|| drop(unsafe { libc::atexit(wait_for_lost_cards) }));
+        HANDLER.call_once(|| {
+            // SAFETY: the library is never unloaded, so the handler remains valid.
+            let result = unsafe { libc::atexit(wait_for_lost_cards) };
+            assert_eq!(result, 0, "the C library registers the handler");
+        });
         true
     }
 

@@ -176,8 +176,8 @@ impl Pinned {
 
 /// Reports on standard error, once per program, that the window is full. Returns the result code of the call.
 fn window_full(bytes: u64, error: &std::io::Error) -> i32 {
-    /// Set once the full window has been reported. Static, because exported functions cannot receive state as an
-    /// argument.
+    /// Set once the program has reported that the window is full. Static, because exported functions cannot receive
+    /// state as an argument.
     static IS_REPORTED: AtomicBool = AtomicBool::new(false);
     if !IS_REPORTED.swap(true, Ordering::Relaxed) {
         report!(

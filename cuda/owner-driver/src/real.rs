@@ -260,8 +260,8 @@ impl Real {
         Some((unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned(), total as u64))
     }
 
-    /// Restores a suspended process of the card `from` on this card. Driver 580 needs a pair for each card that the
-    /// process's driver has found, and returns error 1 otherwise. The process may report fewer cards, because an
+    /// Restores on this card a process that was suspended on card `from`. Driver 580 needs a pair for each card that
+    /// the process's driver has found, and returns error 1 otherwise. The process may report fewer cards, because an
     /// environment variable can hide some, so a second attempt names all cards that are visible to the owner.
     fn restore_from(&self, pid: u32, from: [u8; 16], sees: &[[u8; 16]]) -> Result<(), DriverError> {
         let seen = self.exchanged(from, sees.to_vec());

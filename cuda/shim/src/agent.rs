@@ -40,8 +40,7 @@ const RECLAIM_LOOK: Duration = Duration::from_millis(1);
 const POLL_OVERTIME: Duration = Duration::from_micros(300);
 
 /// Connects to the owners on the first call, and initializes the driver with `init`, which receives the tenant's cards
-/// and those to which the program could move. Returns the result of `init`, or an error if an owner is unreachable or
-/// rejects the program.
+/// and those to which the program could move. Returns the result of `init`, or the error of an owner's connection.
 pub fn start(shim: &'static Shim, init: impl FnOnce(&[CardInfo], &[[u8; 16]]) -> c_int) -> c_int {
     // A child cannot initialize the driver if its parent forked while doing so.
     let Some(mut state) = shim.start.take() else { return driver::NOT_INITIALIZED };
@@ -272,8 +271,7 @@ impl Agent {
         }
     }
 
-    /// Returns empty chunks if the owner has requested them, and acknowledges the request. Chunks still used by earlier
-    /// work follow later.
+    /// Returns empty chunks if the owner has requested them. Chunks that are still in use follow later.
     fn reclaim(&mut self) -> Result<(), LinkError> {
         let Some(reclaim) = self.reclaim.as_mut().filter(|reclaim| reclaim.looked.elapsed() >= RECLAIM_LOOK) else {
             return Ok(());
@@ -290,8 +288,7 @@ impl Agent {
         answer.map_or(Ok(()), |order| self.connection.send(&FromTenant::Reclaimed { order }, &[]))
     }
 
-    /// Waits for a message, at most until the next check of the slice or of requested chunks. Returns true if one has
-    /// arrived.
+    /// Waits for a message until the next check of the slice or of requested chunks. Returns true if one arrived.
     fn ready(&mut self) -> Result<bool, LinkError> {
         while self.soon.is_some_and(|until| Instant::now() < until) {
             if self.poll(Duration::ZERO) {

@@ -49,8 +49,7 @@ pub fn is_own() -> bool {
 
 /// Makes the kernel zero the page in children, and registers the `fork` handler.
 fn watch_forks() {
-    /// Set once the handler is registered. A static variable, because the C library keeps the handler for all later
-    /// children.
+    /// Set once the handler is registered. A static variable, because the C library keeps the handler.
     static REGISTERED: AtomicBool = AtomicBool::new(false);
     // SAFETY: the static occupies the whole page, and the call does not change it in this process.
     let emptied = unsafe { libc::madvise((&raw const PAGE).cast_mut().cast(), PAGE_BYTES, libc::MADV_WIPEONFORK) };

@@ -41,8 +41,7 @@ impl Settings {
         }
     }
 
-    /// Returns an error message if the list of sockets is invalid, or has several sockets although the process is an
-    /// MPS client.
+    /// Returns an error message if the list of sockets is invalid, or contains several sockets of an MPS client.
     pub fn fault(&self) -> Option<String> {
         let variable = cuda_protocol::SOCKET_VARIABLE;
         let count = self.sockets.len();

@@ -414,7 +414,7 @@ impl Channel {
         slot.and_then(OnceCell::get)
     }
 
-    /// Waits until the GPU no longer uses the push buffer of the next submission. Returns this push buffer, whose memory
+    /// Waits until the GPU no longer uses the push buffer of the next submission. Returns this push buffer. Its memory
     /// from [`STAMP_AT`] on is free for a stamp.
     ///
     /// # Errors

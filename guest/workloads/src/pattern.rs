@@ -112,7 +112,7 @@ impl Expected {
         }
     }
 
-    /// Checks `found`, which was read at `offset` of `what`.
+    /// Checks `found`, which was read at `offset` of the named memory.
     pub fn check(&self, what: &str, offset: u64, found: &[u8]) -> Result<()> {
         let mut wanted = vec![0; found.len()];
         self.fill(offset, &mut wanted);

@@ -118,7 +118,7 @@ pub struct Cuda<'a> {
     /// NVIDIA's library on the host. If absent, the container obtains this library in another way, such as through
     /// NVIDIA's own CDI files.
     pub driver: Option<&'a Path>,
-    /// Path component that distinguishes several sockets in the container.
+    /// Path component that separates the tenant's sockets from other sockets in the container.
     pub place: &'a str,
     /// Pipe folder of the MPS server for the tenant's share group, if any. Its parent folder belongs to the server and
     /// survives the server's restarts.
@@ -166,7 +166,7 @@ impl Cuda<'_> {
 pub struct Vgpu<'a> {
     /// The vGPU's socket on the host, in its own folder.
     pub socket: &'a Path,
-    /// Path component that distinguishes several sockets in the container.
+    /// Path component that separates the socket from other sockets in the container.
     pub place: &'a str,
 }
 

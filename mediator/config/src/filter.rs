@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn filter_with_mediator_is_valid_and_unknown_levels_are_rejected() {
+    fn filter_with_mediator_is_valid_and_bad_level_is_rejected() {
         let filter = parse_filter("warn,mediator=debug").unwrap().to_string();
         assert!(filter.contains("cuda_owner=debug") && filter.contains("warn"), "{filter}");
         assert!(parse_filter("mediator=loud").is_err());

@@ -37,10 +37,8 @@ pub(crate) struct Listeners {
     pub page: Option<TcpListener>,
 }
 
-/// Serves the API until `stop` is set. Requests in flight then have [`SHUTDOWN_GRACE`] to complete.
-///
-/// # Errors
-/// Returns an error if setting up or serving a socket fails.
+/// Serves the API until `stop` is set. Requests in flight then have [`SHUTDOWN_GRACE`] to complete. Returns an error if
+/// setting up or serving a socket fails.
 pub(crate) async fn serve(
     daemon: Arc<Daemon>,
     listeners: Listeners,

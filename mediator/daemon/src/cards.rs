@@ -363,10 +363,8 @@ pub(crate) struct ReopenedCard {
 }
 
 impl Cards {
-    /// Rebuilds a card from the state that another daemon saved in `file`, without accessing the card.
-    ///
-    /// # Errors
-    /// Returns an error if the state is invalid, or does not match the configuration.
+    /// Rebuilds a card from the state that another daemon saved in `file`, without accessing the card. Returns an error
+    /// if the state is invalid, or does not match the configuration.
     pub(crate) fn reopen(
         &self,
         spec: &CardSpec,
@@ -402,10 +400,8 @@ impl ReopenedCard {
         self.owned.irqs()
     }
 
-    /// Creates the device of a saved virtual machine, whose client uses `link`.
-    ///
-    /// # Errors
-    /// Returns an error if the state is invalid.
+    /// Creates the device of a saved virtual machine, whose client uses `link`. Returns an error if the state is
+    /// invalid.
     pub(crate) fn vm(&mut self, vm: TenantId, side: SavedSide, link: &Link) -> Result<Built, BackendError> {
         let settings = self.settings.get(&vm).ok_or_else(|| BackendError::failed("it was not saved"))?;
         let (device, made) = MediatedVm::reopen(&mut self.reopened, vm, side, settings, link)?;
@@ -413,10 +409,7 @@ impl ReopenedCard {
         Ok(Built { device: Box::new(device), backend: made })
     }
 
-    /// Takes over the card after the other daemon has released it.
-    ///
-    /// # Errors
-    /// Returns an error if the card does not respond.
+    /// Takes over the card after the other daemon has released it. Returns an error if the card does not respond.
     pub(crate) fn take_over(self) -> Result<Box<dyn CardBackend>, BackendError> {
         let Self { owned, card, reopened, settings, vms } = self;
         card.go_on();

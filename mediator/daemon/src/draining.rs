@@ -61,10 +61,8 @@ impl Daemon {
     }
 
     /// Checks that a virtual machine may move to a card: the virtual machine supports moves, and the card has not
-    /// failed, accepts the virtual machine, and has enough memory.
-    ///
-    /// # Errors
-    /// Returns the obstacle as an error if the virtual machine cannot move.
+    /// failed, accepts the virtual machine, and has enough memory. Returns the obstacle as an error if the virtual
+    /// machine cannot move.
     pub(crate) fn may_move(&self, name: &str, to: &str) -> Result<(), DaemonError> {
         let failed = self.known(to)?.backend.status().failed;
         let vm = self.state.lock().movable(name)?.spec.clone();
@@ -109,8 +107,6 @@ impl Daemon {
     }
 
     /// Moves a virtual machine to `card`, or to a card that the daemon chooses, if the revision is still `expected`.
-    ///
-    /// # Errors
     /// Returns an error if the revision differs, if the virtual machine or the card is not suitable, or if the move
     /// fails; the virtual machine then continues on its current card. Also returns an error if the change cannot be
     /// saved.
@@ -181,8 +177,6 @@ impl Daemon {
 
     /// Drains a card if the revision is still `expected`, and moves its virtual machines and tenants to other cards,
     /// one after the other. Those that cannot move continue on the card and are reported; another call retries them.
-    ///
-    /// # Errors
     /// Returns an error if the card does not exist, the revision differs, or the change cannot be saved.
     pub(crate) fn drain_if(&self, card: &str, expected: Option<&str>) -> Result<DrainReport, DaemonError> {
         {
@@ -240,10 +234,8 @@ impl Daemon {
         Ok(Some(moved))
     }
 
-    /// Lets a card accept virtual machines and tenants again if the revision is still `expected`.
-    ///
-    /// # Errors
-    /// Returns an error if the card does not exist, the revision differs, or the change cannot be saved.
+    /// Lets a card accept virtual machines and tenants again if the revision is still `expected`. Returns an error if
+    /// the card does not exist, the revision differs, or the change cannot be saved.
     pub(crate) fn undrain_if(&self, card: &str, expected: Option<&str>) -> Result<api::Card, DaemonError> {
         {
             let _settings = self.tuning.lock();

@@ -211,10 +211,7 @@ impl Fixture {
 /// Sockets from systemd units, by name.
 pub(crate) type Listeners = HashMap<String, UnixListener>;
 
-/// Starts a daemon that does not save overrides.
-///
-/// # Errors
-/// Returns the same errors as [`Daemon::start`].
+/// Starts a daemon that does not save overrides. Returns the same errors as [`Daemon::start`].
 pub(crate) fn start(config: Config, opener: &dyn OpenCard, listeners: Listeners) -> Result<Arc<Daemon>, DaemonError> {
     let sockets = Sockets::new(listening::Activated { listeners, ..Default::default() });
     Daemon::start(config, opener, sockets, OverrideStore::default())

@@ -134,10 +134,8 @@ impl State {
         vm.memory.ram.on(&self.tuning(card).memory)
     }
 
-    /// Checks that an operator may change the current state.
-    ///
-    /// # Errors
-    /// Returns an error if the daemon is shutting down, or if the operator expected a different revision.
+    /// Checks that an operator may change the current state. Returns an error if the daemon is shutting down, or if the
+    /// operator expected a different revision.
     fn expect(&self, expected: Option<&str>) -> Result<(), DaemonError> {
         if self.closing {
             return Err(DaemonError::ShuttingDown);
@@ -181,11 +179,8 @@ pub struct Daemon {
 
 impl Daemon {
     /// Opens a configuration's cards, and starts its virtual machines and tenants. Saves later changes to
-    /// `override_store`.
-    ///
-    /// # Errors
-    /// Returns an error if a card, virtual machine or tenant cannot be started. In this case, everything already
-    /// started is shut down.
+    /// `override_store`. Returns an error if a card, virtual machine or tenant cannot be started. In this case,
+    /// everything already started is shut down.
     pub(crate) fn start(
         config: Config,
         opener: &dyn OpenCard,
@@ -302,11 +297,8 @@ impl Daemon {
         self.state.lock().revision.to_string()
     }
 
-    /// Saves overrides to the file. Called after each change.
-    ///
-    /// # Errors
-    /// Returns an error if the file cannot be written, or if the daemon is shutting down. The change takes effect
-    /// nevertheless.
+    /// Saves overrides to the file. Called after each change. Returns an error if the file cannot be written, or if the
+    /// daemon is shutting down. The change takes effect nevertheless.
     fn keep(&self) -> Result<(), DaemonError> {
         let mut override_store = self.override_store.lock();
         if self.state.lock().closing {
@@ -354,10 +346,8 @@ impl Daemon {
         self.add_if(spec, None)
     }
 
-    /// Adds a virtual machine if the revision is still `expected`.
-    ///
-    /// # Errors
-    /// Returns the same errors as [`Self::add`], and an error if the revision differs.
+    /// Adds a virtual machine if the revision is still `expected`. Returns the same errors as [`Self::add`], and an
+    /// error if the revision differs.
     pub(crate) fn add_if(&self, spec: VmSpec, expected: Option<&str>) -> Result<api::Vm, DaemonError> {
         let _one_at_a_time = self.changing.lock();
         let spec = self.reserve(spec, expected, Arrival::New)?;
@@ -472,10 +462,8 @@ impl Daemon {
         self.remove_if(name, None)
     }
 
-    /// Removes a virtual machine if the revision is still `expected`.
-    ///
-    /// # Errors
-    /// Returns the same errors as [`Self::remove`], and an error if the revision differs.
+    /// Removes a virtual machine if the revision is still `expected`. Returns the same errors as [`Self::remove`], and
+    /// an error if the revision differs.
     pub(crate) fn remove_if(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
         // Report an unknown name before waiting for other changes.
         if !self.state.lock().vms.contains_key(name) {

@@ -68,12 +68,10 @@ impl Daemon {
         self.cards.keys().filter_map(|card| self.memory(card).ok()).collect()
     }
 
-    /// Changes a card's memory settings. Keys that `patch` omits keep their values.
-    ///
-    /// # Errors
-    /// Returns an error, and changes nothing, if the card does not exist or is passed through, if the revision differs,
-    /// if a setting is invalid, or if the owner of a CUDA card rejects the change. Also returns an error if this owner
-    /// does not respond, or if the change cannot be saved.
+    /// Changes a card's memory settings. Keys that `patch` omits keep their values. Returns an error, and changes
+    /// nothing, if the card does not exist or is passed through, if the revision differs, if a setting is invalid, or
+    /// if the owner of a CUDA card rejects the change. Also returns an error if this owner does not respond, or if the
+    /// change cannot be saved.
     pub(crate) fn set_memory_if(
         &self,
         card: &str,
@@ -164,12 +162,9 @@ impl Daemon {
     }
 
     /// Changes the memory settings of a virtual machine, or of a tenant of a CUDA card. Keys that `patch` omits keep
-    /// their values.
-    ///
-    /// # Errors
-    /// Returns the same errors as [`Self::vm_memory`], and an error if the revision is not `expected`, or if a setting
-    /// is invalid or cannot be guaranteed; in these cases, nothing changes. Also returns an error if the change cannot
-    /// be saved.
+    /// their values. Returns the same errors as [`Self::vm_memory`], and an error if the revision is not `expected`, or
+    /// if a setting is invalid or cannot be guaranteed; in these cases, nothing changes. Also returns an error if the
+    /// change cannot be saved.
     pub(crate) fn set_vm_memory_if(
         &self,
         name: &str,
@@ -282,11 +277,9 @@ impl Daemon {
         self.state.lock().vms.get(name)?.life.running().map(|running| Arc::clone(&running.backend))
     }
 
-    /// Moves a virtual machine's memory to host memory, or back to the card. Returns when the move is complete.
-    ///
-    /// # Errors
-    /// Returns the same errors as [`Self::vm_memory`], and an error for a tenant of a CUDA card, or if the range is
-    /// outside the guest's VRAM.
+    /// Moves a virtual machine's memory to host memory, or back to the card. Returns when the move is complete. Returns
+    /// the same errors as [`Self::vm_memory`], and an error for a tenant of a CUDA card, or if the range is outside the
+    /// guest's VRAM.
     pub(crate) fn move_vm_memory(
         &self,
         name: &str,
@@ -320,11 +313,8 @@ impl Daemon {
     }
 
     /// Starts counting accesses to a guest's VRAM. Counting continues until the recording is
-    /// [stopped](AccessRecord::end) or dropped.
-    ///
-    /// # Errors
-    /// Returns the same errors as [`Self::vm_memory`], and an error for a tenant of a CUDA card, or if accesses are
-    /// already being counted.
+    /// [stopped](AccessRecord::end) or dropped. Returns the same errors as [`Self::vm_memory`], and an error for a
+    /// tenant of a CUDA card, or if accesses are already being counted.
     pub(crate) fn record_vm_accesses(&self, name: &str) -> Result<AccessRecord, DaemonError> {
         let (host, vm) = self.with_scheduled(&mut self.state.lock(), name, |_, card, vm| Ok((mediated(card)?, vm)))?;
         if !host.lock().start_accesses(vm) {
@@ -333,11 +323,8 @@ impl Daemon {
         Ok(AccessRecord { host, vm, name: name.to_owned(), over: false })
     }
 
-    /// Applies hints about ranges of a guest's VRAM.
-    ///
-    /// # Errors
-    /// Returns the same errors as [`Self::vm_memory`], and an error for a tenant of a CUDA card, if a range is outside
-    /// the guest's VRAM, or if the pinned memory exceeds the guarantee.
+    /// Applies hints about ranges of a guest's VRAM. Returns the same errors as [`Self::vm_memory`], and an error for a
+    /// tenant of a CUDA card, if a range is outside the guest's VRAM, or if the pinned memory exceeds the guarantee.
     pub(crate) fn hint_vm_memory(&self, name: &str, hints: &api::Hints) -> Result<(), DaemonError> {
         // The hints must not change while the state is being handed over to another daemon.
         let _settings = self.tuning.lock();

@@ -47,10 +47,7 @@ impl Daemon {
 
     /// Moves a virtual machine to another card, after a successful [`Self::may_move`]. If the virtual machine or its
     /// card has failed, recreates the virtual machine on the other card, because its VMM has lost its device. The
-    /// caller must hold `changing`.
-    ///
-    /// # Errors
-    /// Returns the same errors as [`Self::move_vm`].
+    /// caller must hold `changing`. Returns the same errors as [`Self::move_vm`].
     pub(crate) fn move_vm_now(&self, name: &str, card: &str) -> Result<api::Moved, DaemonError> {
         let began = Instant::now();
         // The kill count starts at zero on the next card, so log this card's kills first.

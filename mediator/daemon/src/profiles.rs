@@ -7,26 +7,18 @@ use config::profile::{Of, expanded};
 use config::{CardKind, CardSpec, ProfileSpec, TenantSpec, VmSpec};
 
 impl Daemon {
-    /// Returns a table with the keys of its profile added.
-    ///
-    /// # Errors
-    /// Returns an error if the profile does not exist.
+    /// Returns a table with the keys of its profile added. Returns an error if the profile does not exist.
     pub(super) fn expanded(&self, table: &Map<String, Value>, of: Of) -> Result<Map<String, Value>, String> {
         expanded(table, &self.profiles, of)
     }
 
-    /// Returns the virtual machine described in a request body.
-    ///
-    /// # Errors
-    /// Returns an error that names the key if a key is invalid.
+    /// Returns the virtual machine described in a request body. Returns an error that names the key if a key is
+    /// invalid.
     pub(super) fn described_vm(&self, table: &Map<String, Value>) -> Result<VmSpec, String> {
         VmSpec::from_table(&self.expanded(table, Of::Vm)?)
     }
 
-    /// Returns the tenant described in a request body.
-    ///
-    /// # Errors
-    /// Returns an error that names the key if a key is invalid.
+    /// Returns the tenant described in a request body. Returns an error that names the key if a key is invalid.
     pub(super) fn described_tenant(&self, table: &Map<String, Value>) -> Result<TenantSpec, String> {
         TenantSpec::from_table(&self.expanded(table, Of::Tenant)?)
     }

@@ -22,10 +22,8 @@ const SPOOL_PART: u64 = 64;
 const SPOOL_HEAD: u64 = 256 * MIB;
 
 impl Daemon {
-    /// Saves a virtual machine's vGPU, and passes the bytes to `out` in order.
-    ///
-    /// # Errors
-    /// Returns an error if the vGPU cannot be saved, or if `out` fails. In both cases, the virtual machine continues.
+    /// Saves a virtual machine's vGPU, and passes the bytes to `out` in order. Returns an error if the vGPU cannot be
+    /// saved, or if `out` fails. In both cases, the virtual machine continues.
     pub(crate) fn save_vm(
         &self,
         name: &str,
@@ -98,8 +96,6 @@ impl Daemon {
     }
 
     /// Restores a virtual machine's vGPU from the chunks that `next` returns in order; an empty chunk ends the stream.
-    ///
-    /// # Errors
     /// Returns an error if the stream is not a saved virtual machine that can run on this card, or if `next` fails. In
     /// this case, the virtual machine continues unchanged.
     pub(crate) fn restore_vm(

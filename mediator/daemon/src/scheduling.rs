@@ -78,10 +78,8 @@ impl Daemon {
         self.set_scheduler_if(card, patch, None)
     }
 
-    /// Like [`Self::set_scheduler`], but only if the revision is still `expected`.
-    ///
-    /// # Errors
-    /// Returns the same errors as [`Self::set_scheduler`], and an error if the revision differs.
+    /// Like [`Self::set_scheduler`], but only if the revision is still `expected`. Returns the same errors as
+    /// [`Self::set_scheduler`], and an error if the revision differs.
     pub(crate) fn set_scheduler_if(
         &self,
         card: &str,
@@ -123,11 +121,9 @@ impl Daemon {
         Ok(())
     }
 
-    /// Returns the card time that virtual machines and tenants used in the last `since_ms` milliseconds.
-    ///
-    /// # Errors
-    /// Returns an error if the card does not exist or is passed through, if `since_ms` is out of range, or if the owner
-    /// of a CUDA card does not respond.
+    /// Returns the card time that virtual machines and tenants used in the last `since_ms` milliseconds. Returns an
+    /// error if the card does not exist or is passed through, if `since_ms` is out of range, or if the owner of a CUDA
+    /// card does not respond.
     pub(crate) fn scheduler_history(&self, card: &str, since_ms: u64) -> Result<api::SchedulerHistory, DaemonError> {
         let since_ms = within("since_ms", since_ms)?;
         let CardTime { view, names, .. } = self.card_time(card, since_ms * MS)?;
@@ -135,11 +131,9 @@ impl Daemon {
     }
 
     /// Starts recording the inputs and decisions of a card's scheduler. The recording runs until it is
-    /// [stopped](SchedulerRecord::end) or dropped, or reaches its maximum size.
-    ///
-    /// # Errors
-    /// Returns an error if the card does not exist, is passed through or unused, or is already being recorded, or if
-    /// the owner of a CUDA card does not respond.
+    /// [stopped](SchedulerRecord::end) or dropped, or reaches its maximum size. Returns an error if the card does not
+    /// exist, is passed through or unused, or is already being recorded, or if the owner of a CUDA card does not
+    /// respond.
     pub(crate) fn record_scheduler(self: &Arc<Self>, card: &str) -> Result<SchedulerRecord, DaemonError> {
         if let Some(cuda) = self.known(card)?.cuda.as_deref() {
             match cuda.change()?.ask(&format!("card `{card}`"), Request::Record(CUDA_RECORD_BYTES)) {
@@ -169,20 +163,15 @@ impl Daemon {
     }
 
     /// Changes the scheduling settings of a virtual machine, or of a tenant of a CUDA card. Keys that `patch` omits
-    /// keep their values.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Self::vm_time`], or an error if a setting is invalid; in these cases, nothing changes.
-    /// Also returns an error if the change cannot be saved.
+    /// keep their values. Returns the errors of [`Self::vm_time`], or an error if a setting is invalid; in these cases,
+    /// nothing changes. Also returns an error if the change cannot be saved.
     #[cfg(test)]
     pub(crate) fn set_vm_time(&self, name: &str, patch: &Map<String, Value>) -> Result<api::VmTime, DaemonError> {
         self.set_vm_time_if(name, patch, None)
     }
 
-    /// Like `set_vm_time`, but only if the revision is still `expected`.
-    ///
-    /// # Errors
-    /// Returns the same errors as `set_vm_time`, and an error if the revision differs.
+    /// Like `set_vm_time`, but only if the revision is still `expected`. Returns the same errors as `set_vm_time`, and
+    /// an error if the revision differs.
     pub(crate) fn set_vm_time_if(
         &self,
         name: &str,

@@ -106,10 +106,7 @@ impl State {
 }
 
 impl Daemon {
-    /// Adds a configuration's tenants to the owners of their cards.
-    ///
-    /// # Errors
-    /// Returns an error if a tenant is rejected.
+    /// Adds a configuration's tenants to the owners of their cards. Returns an error if a tenant is rejected.
     pub(super) fn start_tenants(&self, tenants: Vec<TenantSpec>) -> Result<(), DaemonError> {
         for at in placement_order(&tenants) {
             self.put_tenant(tenants[at].clone(), None, Arrival::Configured)?;
@@ -279,11 +276,9 @@ impl Daemon {
         Ok(())
     }
 
-    /// Adds a tenant if the revision is still `expected`. Its socket exists when this function returns.
-    ///
-    /// # Errors
-    /// Returns an error if the tenant cannot be added; in this case, no part of it remains. Also returns an error if
-    /// the change cannot be saved.
+    /// Adds a tenant if the revision is still `expected`. Its socket exists when this function returns. Returns an
+    /// error if the tenant cannot be added; in this case, no part of it remains. Also returns an error if the change
+    /// cannot be saved.
     pub(crate) fn add_tenant_if(&self, spec: TenantSpec, expected: Option<&str>) -> Result<api::Tenant, DaemonError> {
         let name = spec.name.clone();
         self.put_tenant(spec, expected, Arrival::New)?;
@@ -360,12 +355,9 @@ impl Daemon {
     }
 
     /// Removes a tenant if the revision is still `expected`: ends its programs according to its policy, removes its
-    /// socket, and frees its memory.
-    ///
-    /// # Errors
-    /// Returns an error if the tenant does not exist, if the revision differs, if its card's owner does not respond, if
-    /// the change cannot be saved, or if its programs do not exit. In the last two cases, the tenant is removed
-    /// nevertheless.
+    /// socket, and frees its memory. Returns an error if the tenant does not exist, if the revision differs, if its
+    /// card's owner does not respond, if the change cannot be saved, or if its programs do not exit. In the last two
+    /// cases, the tenant is removed nevertheless.
     pub(crate) fn remove_tenant_if(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
         let done = self.take_tenant(name, expected);
         if matches!(done, Ok(()) | Err(DaemonError::Lingering { .. })) {
@@ -414,12 +406,9 @@ impl Daemon {
         if left.is_empty() { Ok(()) } else { Err(DaemonError::Lingering { tenant: name.to_owned(), pids: left }) }
     }
 
-    /// Changes a tenant's settings on its cards. Keys that the patch omits keep their values.
-    ///
-    /// # Errors
-    /// Returns an error if the tenant does not exist, if the revision is not `expected`, or if a setting is invalid; in
-    /// these cases, nothing changes. Also returns an error if its card's owner does not respond, or if the change
-    /// cannot be saved.
+    /// Changes a tenant's settings on its cards. Keys that the patch omits keep their values. Returns an error if the
+    /// tenant does not exist, if the revision is not `expected`, or if a setting is invalid; in these cases, nothing
+    /// changes. Also returns an error if its card's owner does not respond, or if the change cannot be saved.
     pub(crate) fn set_tenant_if(
         &self,
         name: &str,

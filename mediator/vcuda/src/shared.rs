@@ -72,7 +72,7 @@ pub(crate) mod stop {
     pub(crate) const NONE: u8 = 0;
     /// The function is dropped.
     pub(crate) const END: u8 = 1;
-    /// Another thread or another daemon continues to execute commands.
+    /// Another thread or another daemon will resume execution.
     pub(crate) const SUSPEND: u8 = 2;
 }
 

@@ -92,16 +92,16 @@ pub struct ProgramLauncher {
 /// may control the worker. The worker's later writes must not fail, so further messages are read and dropped.
 fn relay(pid: u32, messages: impl Read) -> u64 {
     let mut reader = BufReader::new(messages);
-    let mut logged = 0;
+    let mut logged: u64 = 0;
     for _ in 0..MAX_LOGGED_LINES {
-        let (mut line, left) = (Vec::new(), MAX_LOGGED_BYTES - logged);
+        let (mut line, left) = (Vec::new(), MAX_LOGGED_BYTES.saturating_sub(logged));
         if left == 0 {
             break;
         }
         match reader.by_ref().take(MAX_LINE_BYTES.min(left)).read_until(b'\n', &mut line) {
             Ok(0) | Err(_) => return logged,
             Ok(bytes) => {
-                logged += bytes as u64;
+                logged = logged.saturating_add(bytes as u64);
                 let line = String::from_utf8_lossy(&line);
                 tracing::info!(worker = pid, text = ?line.trim_end(), "a worker reports");
             }

@@ -122,8 +122,6 @@ impl MediatedVm {
     }
 
     /// Saves the VM, which must be halted and not served. Waits up to `limit` for operations in progress to end.
-    ///
-    /// # Errors
     /// Returns [`ManagerError::Unsettled`] if operations are still in progress, or another error if the VM has mapped a
     /// shared segment or cannot be saved.
     pub(super) fn migrate_out(&self, halted: &Halted, limit: Duration) -> Result<Migrating, ManagerError> {
@@ -165,8 +163,6 @@ impl MediatedVm {
 
     /// Takes over the memory of the apertures that the client of `old` has mapped. If `inhabited` is true, the memory
     /// keeps its pages; otherwise, it is treated as empty. Its contents do not change, so that `old` can resume.
-    ///
-    /// # Errors
     /// Returns an error if the card rejects the memory.
     pub(super) fn take_windows(&self, old: &Self, inhabited: bool) -> Result<(), ManagerError> {
         let theirs = old.core().backend.remap().on(self.host(), inhabited)?;
@@ -178,10 +174,8 @@ impl MediatedVm {
         Ok(())
     }
 
-    /// Takes over the state of the arriving VM, whose memory is already on this card, and resumes.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Self::become_one`]. After an error, this VM must be [released](Self::release).
+    /// Takes over the state of the arriving VM, whose memory is already on this card, and resumes. Returns the errors
+    /// of [`Self::become_one`]. After an error, this VM must be [released](Self::release).
     pub(super) fn arrive(self: &Arc<Self>, travelling: Migrating, settings: &Settings) -> Result<(), ManagerError> {
         self.become_one(travelling, settings)?;
         self.host().lock().hold_still(self.vm, false);
@@ -190,10 +184,8 @@ impl MediatedVm {
         Ok(())
     }
 
-    /// Takes over the state of the arriving VM, whose memory is already on this card. This VM stays held.
-    ///
-    /// # Errors
-    /// Returns an error if the state is invalid on this card or the card has too few resources for the VM.
+    /// Takes over the state of the arriving VM, whose memory is already on this card. This VM stays held. Returns an
+    /// error if the state is invalid on this card or the card has too few resources for the VM.
     pub(super) fn become_one(&self, travelling: Migrating, settings: &Settings) -> Result<(), ManagerError> {
         let Migrating { gpu: registers, spaces, tables, side, departing, since_ns } = travelling;
         {

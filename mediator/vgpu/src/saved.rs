@@ -136,10 +136,8 @@ impl MediatedVm {
 }
 
 impl Core {
-    /// Saves the VM, except for the apertures that its VMM maps.
-    ///
-    /// # Errors
-    /// Returns [`ManagerError::Unsettled`] if any of its work is in progress.
+    /// Saves the VM, except for the apertures that its VMM maps. Returns [`ManagerError::Unsettled`] if any of its work
+    /// is in progress.
     pub(super) fn write_down(&self) -> Result<(SavedVm, SavedBackend), ManagerError> {
         let Self {
             gpu,

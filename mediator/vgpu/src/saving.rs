@@ -107,10 +107,8 @@ impl MediatedVm {
         Ok(Saving::for_halted(halted, &head, overlay))
     }
 
-    /// Returns the head of the stream, which precedes the memory. The VM must be halted and not served.
-    ///
-    /// # Errors
-    /// Returns an error if a part of the VM does not quiesce within `limit`, or cannot be saved.
+    /// Returns the head of the stream, which precedes the memory. The VM must be halted and not served. Returns an
+    /// error if a part of the VM does not quiesce within `limit`, or cannot be saved.
     pub(super) fn head(&self, halted: &Halted, limit: Duration) -> Result<Vec<u8>, ManagerError> {
         let Migrating { gpu, spaces, tables, side, departing, since_ns: _ } = self.migrate_out(halted, limit)?;
         let (channels, strikes) = departing.save()?;
@@ -310,8 +308,6 @@ impl Coming {
     }
 
     /// Returns the loaded state after all bytes were processed. `strikes` is the number of the receiving VM's strikes.
-    ///
-    /// # Errors
     /// Returns an error if bytes are missing.
     pub(super) fn finish(self, strikes: u32) -> Result<Migrating, ManagerError> {
         let Self { reader, come, .. } = self;

@@ -232,7 +232,7 @@ impl GangTurns {
         self.turns.pause(tenant, paused, now);
         let Some(member) = self.members.get_mut(&gang).filter(|member| member.stage == Stage::Idle) else { return };
         if paused && member.competes {
-            // A gang that has competed before a pause is queued again when the pause ends, without new slices of others.
+            // The end of the pause queues the gang again, without starting new slices of others.
             member.stage = Stage::Queued;
             self.turns.wants(tenant, now);
         } else if !paused {

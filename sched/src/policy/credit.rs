@@ -109,8 +109,8 @@ impl Budgets {
     ///
     /// The budgets of two kinds of competitors are bounded. A vGPU without work keeps at most its share or its recent
     /// use. A vGPU that has more than its share left gets no new budget if overdrawn vGPUs ran without competition, and
-    /// loses as much of its surplus as they used. A lone competitor loses its whole surplus. Debt in excess of one
-    /// period per competitor is cancelled, because it could only accumulate if other vGPUs saved the same amount.
+    /// loses as much of its surplus as they used. A lone competitor loses its whole surplus. Budgets and debts are also
+    /// limited to one period per competitor: a greater debt could only accumulate if other vGPUs saved the same amount.
     fn competitors(&mut self, view: &View<'_>, passed: u64) -> Vec<Competitor> {
         let period = view.config.band.period_ns;
         let weights = view.members.values().map(|member| u64::from(member.params.weight)).sum();

@@ -1,4 +1,4 @@
-//! Benchmarks copies and aperture accesses. The baseline is a plain host copy of the same memory.
+//! Benchmarks copies and aperture accesses. The baseline is a plain host copy of the same size.
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use nvspec::addr::{GpuVa, VramAddr};

@@ -26,7 +26,7 @@ const PROFILE: &str = "printf '#include <tunables/global>\nprofile test /usr/bin
     }\n' > /tmp/profile && apparmor_parser --skip-kernel-load --skip-cache /tmp/profile && apparmor_parser --skip-kernel-load --skip-cache \
     --preprocess /tmp/profile | grep -q 'run/gpu-mediator/[*].sock rw'";
 
-/// Waits until at least `count` lines of `file` contain the text `what`. The files contain the guest's replies and its
+/// Waits until at least `count` lines of `file` contain a text. The files contain the guest's replies and its
 /// console output.
 fn wait_for_text(host: &Debian, what: &str, file: &str, count: u32) -> Result<()> {
     host.until(what, &format!("test $(grep -c '{what}' /srv/vm/{file}) -ge {count}"), WAIT_TIMEOUT).map(drop)

@@ -56,7 +56,7 @@ impl Scene {
         Ok(Self { daemon, vm, neighbour, quiet })
     }
 
-    /// Causes a fault of type `what`. For each list of words, the guest kernel must log a line that contains all of
+    /// Causes a fault of the given type. For each list of words, the guest kernel must log a line that contains all of
     /// them.
     fn faulty(&self, what: &str, lines: &[&[&str]]) -> Result<()> {
         let before = troubles(&self.vm.kernel_log()?).len();

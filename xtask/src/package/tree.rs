@@ -115,7 +115,7 @@ impl Tree {
         output(Command::new("gzip").args(["-9", "--no-name", "--force"]).arg(self.path(plain))).map(drop)
     }
 
-    /// Returns all files of the package with their permissions, sorted by path.
+    /// Returns the package's regular files, except for its metadata, with their permissions, sorted by path.
     pub fn listed(&self) -> Result<Vec<(String, u32)>> {
         let listed = |path: PathBuf| {
             let mode = fs::metadata(self.0.join(&path))?.permissions().mode();

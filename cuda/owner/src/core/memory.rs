@@ -19,8 +19,7 @@ const CROWDED_NS: u64 = 10_000_000_000;
 /// Maximum number of bytes to evict beyond the size of an allocation that waits for evictions. A program that fills its
 /// memory will soon request more, and tenants that wait for a quantum do not need their memory.
 const AHEAD_BYTES: u64 = 1 << 30;
-/// Maximum number of pieces that are being allocated for one tenant at the same time. This bounds the waiting time of
-/// other tenants' requests.
+/// Maximum number of pieces being allocated for one tenant. This bounds the waiting time of other tenants' requests.
 pub(super) const MAKING_MOST: u32 = 32;
 
 impl Core {

@@ -91,10 +91,8 @@ impl Connection {
 }
 
 impl Outboxes {
-    /// Sends a message after the queued ones.
-    ///
-    /// # Errors
-    /// Returns an error if too many messages wait for the process, or if the connection fails.
+    /// Sends a message after the queued ones. Returns an error if too many messages wait for the process, or if the
+    /// connection fails.
     pub(super) fn send(
         &mut self,
         connections: &mut BTreeMap<SessionId, Connection>,

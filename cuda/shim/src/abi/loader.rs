@@ -94,8 +94,7 @@ fn open(path: &Path) -> Option<*mut c_void> {
     Some(library)
 }
 
-/// Returns the candidate paths of the real library `name` in the loader's search order, excluding this library's own
-/// file.
+/// Returns the candidate paths of the real library `name` in the loader's search order, excluding this library.
 fn candidates(name: &str, named: Option<PathBuf>) -> impl Iterator<Item = PathBuf> {
     let own = own_file();
     let searched = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();

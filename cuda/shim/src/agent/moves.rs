@@ -135,9 +135,8 @@ impl Agent {
         identities::uuid(i32::try_from(ordinal).ok()?)
     }
 
-    /// Leaves the current card for a new owner's card, unless the program is already there. Returns the UUID of that
-    /// card if the owner now makes the driver move the program, `Some(None)` if no move is needed, and `None` if the
-    /// connection must be abandoned.
+    /// Leaves the current card for a new owner's card. Returns the UUID of that card if the owner now makes the driver
+    /// move the program, `Some(None)` if it is already there, or `None` if the connection must be abandoned.
     pub(super) fn set_out(&mut self, connection: &Connection, welcome: &Welcome) -> Option<Option<[u8; 16]>> {
         let (Some(target), true) = (welcome.cards.first(), self.shim.is_single()) else { return Some(None) };
         if self.departure.asked_on.is_none() {

@@ -93,8 +93,7 @@ impl Operations<'_> {
         self.return_counted(ended);
     }
 
-    /// Returns true if allocations from a pool may be shared with other processes, in which case the driver must
-    /// allocate them.
+    /// Returns true if the driver must allocate from a pool, because the allocations may be shared with processes.
     pub fn is_exported_pool(self, pool: Object) -> bool {
         self.memory.fixed.pools().contains(&(pool as u64))
     }

@@ -78,8 +78,7 @@ impl Token {
         Some(Self { share, offset: word(40)?, bytes: word(48)?, chunks: u32::from_le_bytes(chunks), card })
     }
 
-    /// Returns true if the allocation is within its chunks. The caller must check this, because handles come from other
-    /// processes.
+    /// Returns true if the allocation is within its chunks. Handles come from other processes, so this must be checked.
     pub fn fits(&self, chunk_bytes: u64) -> bool {
         let all = u64::from(self.chunks).saturating_mul(chunk_bytes);
         self.bytes > 0 && self.offset < chunk_bytes && self.offset.saturating_add(self.bytes) <= all

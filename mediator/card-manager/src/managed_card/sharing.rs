@@ -165,8 +165,8 @@ impl CardState {
         self.keep_from_running(vm);
     }
 
-    /// Switches a copied chunk to the card's own memory, with the writes made in the meantime, unless the chunk was
-    /// freed.
+    /// Copies again the pages that the VM's CPUs wrote during the copy, and switches the chunk to the card's own
+    /// memory. If the chunk was freed, only stops recording its writes.
     fn settle_one(&mut self, vm: TenantId, Lent { at, slot, memory }: &Lent) -> Result<(), ManagerError> {
         let bytes = self.chunk_bytes();
         let written = self.vram_mut().copied.remove(&(vm, at.0 / bytes));

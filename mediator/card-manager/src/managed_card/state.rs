@@ -196,8 +196,8 @@ impl CardState {
         usage
     }
 
-    /// Starts a recording of the scheduler, of at most `limit` bytes. `names` contains the VMs' names. Returns `false`
-    /// if a recording is already running or the scheduler's current state does not fit.
+    /// Starts to record the scheduler's events and decisions, up to `limit` bytes. `names` contains the VMs' names.
+    /// Returns `false` if a recording is already running or the scheduler's current state does not fit.
     pub fn start_record(&mut self, names: &BTreeMap<TenantId, String>, limit: usize) -> bool {
         let at = self.card_time();
         self.work.start_record(at, names, limit)

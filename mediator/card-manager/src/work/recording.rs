@@ -6,8 +6,8 @@ use sched::{Nanos, TenantId};
 use std::collections::BTreeMap;
 
 impl Work {
-    /// Starts a recording of the scheduler, of at most `limit` bytes. `names` contains the VMs' names. Returns `false`
-    /// if a recording is already running or the scheduler's current state does not fit.
+    /// Starts to record the scheduler's events and decisions, up to `limit` bytes. `names` contains the VMs' names.
+    /// Returns `false` if a recording is already running or the scheduler's current state does not fit.
     pub(crate) fn start_record(&mut self, at: Nanos, names: &BTreeMap<TenantId, String>, limit: usize) -> bool {
         if self.schedule.recording.is_some() {
             return false;

@@ -98,11 +98,8 @@ fn built(
     Built { device: Box::new(device), backend: Arc::new(Backend(backend)) }
 }
 
-/// Creates the device of a VM that another daemon suspended.
-///
-/// # Errors
-/// Returns an error if the state is invalid or does not match the configuration, or if the workers' user account cannot
-/// be used.
+/// Creates the device of a VM that another daemon suspended. Returns an error if the state is invalid or does not match
+/// the configuration, or if the workers' user account cannot be used.
 pub(crate) fn restored(
     card: &Arc<CudaCard>,
     vm: &VmSpec,
@@ -119,10 +116,8 @@ pub(crate) fn restored(
     Ok(built(card, vm, (socket, dir.to_owned()), user, device, function))
 }
 
-/// Sends a VM's current settings to an owner that another daemon started, unless that owner already has them.
-///
-/// # Errors
-/// Returns an error if the owner rejects the settings or does not respond.
+/// Sends a VM's current settings to an owner that another daemon started, unless that owner already has them. Returns
+/// an error if the owner rejects the settings or does not respond.
 pub(crate) fn confirm(card: &CudaCard, vm: &VmSpec, dir: &Path) -> Result<(), DaemonError> {
     let told = tenant(&vm.as_tenant(), card.spec(), dir, vm.cuda)?;
     let turn = card.change()?;

@@ -79,8 +79,6 @@ impl CudaCard {
     }
 
     /// Sends this configuration's rules to an owner that another daemon started, unless that owner already has them.
-    ///
-    /// # Errors
     /// Returns the same errors as [`Change::ask`].
     pub(crate) fn confirm_rules(&self) -> Result<(), DaemonError> {
         let rules = rules(&self.spec, &Tuning::from_spec(&self.spec));

@@ -28,12 +28,10 @@ impl Owner for CardOwner<'_> {
 }
 
 impl Daemon {
-    /// Moves a tenant to `card`, or to a card that the daemon chooses, if the revision is still `expected`.
-    ///
-    /// # Errors
-    /// Returns an error if the revision differs, if the tenant or the card is not suitable, or if the move fails. The
-    /// tenant then continues on its card, or on the other card if it cannot be moved back. Also returns an error if the
-    /// change cannot be saved.
+    /// Moves a tenant to `card`, or to a card that the daemon chooses, if the revision is still `expected`. Returns an
+    /// error if the revision differs, if the tenant or the card is not suitable, or if the move fails. The tenant then
+    /// continues on its card, or on the other card if it cannot be moved back. Also returns an error if the change
+    /// cannot be saved.
     pub(crate) fn move_tenant(
         &self,
         name: &str,
@@ -98,10 +96,8 @@ impl Daemon {
     }
 
     /// Returns the card to which a tenant moves: the named one, or a suitable card according to the daemon's placement
-    /// policy. `vm` is the tenant, if it is a VM.
-    ///
-    /// # Errors
-    /// Returns the reason why the tenant cannot move to the named card, or to any card.
+    /// policy. `vm` is the tenant, if it is a VM. Returns the reason why the tenant cannot move to the named card, or
+    /// to any card.
     pub(crate) fn target(&self, spec: &TenantSpec, vm: Option<&VmSpec>, named: Option<&str>) -> Result<String, String> {
         let model = |card: &CardSpec| self.cards.get(&card.name).map(|card| card.backend.status().model);
         let models: Vec<Option<String>> = self.specs.iter().map(model).collect();
@@ -118,8 +114,6 @@ impl Daemon {
     }
 
     /// Moves a VM whose programs use CUDA, after a successful [`Self::may_move`]. The caller must hold `changing`.
-    ///
-    /// # Errors
     /// Returns an error if the move fails. The VM and its programs then continue on their card.
     pub(crate) fn move_programs(&self, name: &str, card: &str, vm: &CudaVm) -> Result<api::Moved, DaemonError> {
         let began = Instant::now();

@@ -146,11 +146,8 @@ fn roster(package: &Package) -> Result<(Roster, Log, Vec<RosterCudaCard>), Strin
 }
 
 impl Daemon {
-    /// Takes over from another daemon, with the configuration `config`.
-    ///
-    /// # Errors
-    /// Returns an error if the state does not match the configuration, or if a resource is not available. In this case,
-    /// the other daemon is notified, and continues.
+    /// Takes over from another daemon, with the configuration `config`. Returns an error if the state does not match
+    /// the configuration, or if a resource is not available. In this case, the other daemon is notified, and continues.
     pub(crate) fn take_over(
         config: Config,
         opener: &Cards,

@@ -131,7 +131,7 @@ fn follower_is_woken_by_event_and_by_close() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// A reader that follows the cursor sees each event once. Events that it misses are counted as lost.
+    /// A reader that follows the cursor sees each event once, unless the event is counted as lost.
     #[test]
     fn events_are_read_or_counted_as_lost(steps in prop::collection::vec((0_u8..6, 1_usize..3000), 1..12), limit in 1_usize..700) {
         let log = Log::new();

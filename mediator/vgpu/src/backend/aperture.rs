@@ -167,7 +167,7 @@ impl VmBackend {
         }
     }
 
-    /// Like [`Self::ring`], but for a GP_PUT that the guest has written in a message.
+    /// Like [`Self::ring`], for a GP_PUT that the guest has written in a message.
     pub(crate) fn ring_shown(&mut self, channel: VirtualChannelId, gp_put: u32) {
         self.ring(channel, gp_put);
         // The mapped page must contain the same value. Otherwise, a poll would mistake the old value for a doorbell.

@@ -44,11 +44,8 @@ fn bound_of(
 pub(crate) type WaitingDoorbells = Vec<(VirtualChannelId, u32)>;
 
 impl VmBackend {
-    /// Saves the VM's use of the card.
-    ///
-    /// # Errors
-    /// Returns [`ManagerError::Unsettled`] if an access is in progress, or if a channel waits for memory or is leaving
-    /// the card.
+    /// Saves the VM's use of the card. Returns [`ManagerError::Unsettled`] if an access is in progress, or if a channel
+    /// waits for memory or is leaving the card.
     pub(crate) fn save_side(&self) -> Result<SavedBackend, ManagerError> {
         let Self {
             host: _,
@@ -98,10 +95,8 @@ impl VmBackend {
 
     /// Restores the state of a VM migrated from another card: its address spaces, and the state that its channels had
     /// on that card. The VM's memory is already on this card, and the VM is paused and not served yet. After an error,
-    /// the caller must discard the VM.
-    ///
-    /// # Errors
-    /// Returns an error if the state is invalid, or if the card has too little memory or too few channels.
+    /// the caller must discard the VM. Returns an error if the state is invalid, or if the card has too little memory
+    /// or too few channels.
     pub(crate) fn arrive(
         &mut self,
         saved: SavedBackend,
@@ -144,10 +139,8 @@ impl VmBackend {
         Ok(rung)
     }
 
-    /// Restores the saved state for a card that has not been taken over yet.
-    ///
-    /// # Errors
-    /// Returns an error if the state is invalid or the client lends different memory.
+    /// Restores the saved state for a card that has not been taken over yet. Returns an error if the state is invalid
+    /// or the client lends different memory.
     pub(crate) fn restored(
         host: Arc<ManagedCard>,
         description: Description,

@@ -49,10 +49,8 @@ pub(crate) struct RamMap {
 
 impl RamMap {
     /// Maps `region` for the card. Skips a region that is not readable or has no file; page table entries that refer to
-    /// it are denied.
-    ///
-    /// # Errors
-    /// Returns an error if the VM's quota or the I/O address space is exhausted, or if the host rejects the mapping.
+    /// it are denied. Returns an error if the VM's quota or the I/O address space is exhausted, or if the host rejects
+    /// the mapping.
     pub(crate) fn map(&mut self, host: &ManagedCard, vm: TenantId, region: &DmaRegion) -> Result<(), ManagerError> {
         let Some(mapping) = &region.mapping else { return Ok(()) };
         if !region.readable {
@@ -72,10 +70,8 @@ impl RamMap {
         Ok(())
     }
 
-    /// Maps `region`, which the client lends, for the card at the I/O address that it had before the takeover.
-    ///
-    /// # Errors
-    /// Returns an error if the card cannot access the region, or if the host rejects the mapping.
+    /// Maps `region`, which the client lends, for the card at the I/O address that it had before the takeover. Returns
+    /// an error if the card cannot access the region, or if the host rejects the mapping.
     pub(super) fn map_at(&mut self, host: &ManagedCard, region: &DmaRegion, iova: Iova) -> Result<(), ManagerError> {
         let mapping = region.mapping.as_ref().filter(|_| region.readable);
         let mapping =

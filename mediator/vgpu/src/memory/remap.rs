@@ -176,10 +176,8 @@ pub(crate) struct Remap {
 }
 
 impl Remap {
-    /// Allocates host memory for PRAMIN, and for BAR1 and BAR3 of the given sizes.
-    ///
-    /// # Errors
-    /// Returns an error if memory or I/O addresses are exhausted.
+    /// Allocates host memory for PRAMIN, and for BAR1 and BAR3 of the given sizes. Returns an error if memory or I/O
+    /// addresses are exhausted.
     pub(crate) fn open(host: &ManagedCard, bars: (u64, u64)) -> Result<Self, ManagerError> {
         let mut this = Self::default();
         for showing in MappedWindow::ALL {
@@ -199,10 +197,8 @@ impl Remap {
     }
 
     /// Creates apertures with the same memory for another card, or for another VM whose client maps this memory. If
-    /// `inhabited` is true, they contain the same pages; otherwise, they are empty.
-    ///
-    /// # Errors
-    /// Returns an error if the card rejects the memory or has no free I/O addresses.
+    /// `inhabited` is true, they contain the same pages; otherwise, they are empty. Returns an error if the card
+    /// rejects the memory or has no free I/O addresses.
     pub(crate) fn on(&self, host: &ManagedCard, inhabited: bool) -> Result<Self, ManagerError> {
         let mut this = Self { counts: self.counts, warned: self.warned, ..Self::default() };
         for (window, old) in this.windows.iter_mut().zip(&self.windows) {
@@ -266,10 +262,8 @@ impl Remap {
         self.window(showing).map(|window| window.memory.area())
     }
 
-    /// Replaces the window's memory with the client's own pages.
-    ///
-    /// # Errors
-    /// Returns an error if the number of pages differs, the window contains pages, or the card rejects the memory.
+    /// Replaces the window's memory with the client's own pages. Returns an error if the number of pages differs, the
+    /// window contains pages, or the card rejects the memory.
     pub(crate) fn lend(
         &mut self,
         host: &ManagedCard,
@@ -283,8 +277,6 @@ impl Remap {
     }
 
     /// Replaces the window's memory with `file`, which is zeroed. The client of a killed process still maps this file.
-    ///
-    /// # Errors
     /// Returns an error if the whole window is trapped, if it contains pages, or if the client does not map this file.
     pub(crate) fn take_file(
         &mut self,

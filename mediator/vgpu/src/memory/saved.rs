@@ -71,10 +71,8 @@ impl Memory {
     }
 
     /// Restores the memory from its parts, and the client's memory through `link`. Maps the memory for the card, but
-    /// does not change the card otherwise.
-    ///
-    /// # Errors
-    /// Returns an error if the client lends different memory, or if the host does not map it.
+    /// does not change the card otherwise. Returns an error if the client lends different memory, or if the host does
+    /// not map it.
     pub(crate) fn restored(
         host: Arc<ManagedCard>,
         vm: TenantId,
@@ -102,10 +100,8 @@ impl Memory {
     }
 
     /// Restores the memory of a VM that was saved on another card, with its address spaces and kept page tables. The
-    /// client's memory is already mapped for the card. Returns the old and the new address of each directory.
-    ///
-    /// # Errors
-    /// Returns an error if the client lends different memory than before, or if the card has no memory for directories.
+    /// client's memory is already mapped for the card. Returns the old and the new address of each directory. Returns
+    /// an error if the client lends different memory than before, or if the card has no memory for directories.
     pub(crate) fn arrive(
         &mut self,
         saved: SavedMemory,

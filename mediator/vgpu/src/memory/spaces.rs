@@ -162,8 +162,6 @@ impl Memory {
     }
 
     /// Unmaps pages from the reserved part of an address space. The channel that used them must have left the card.
-    ///
-    /// # Errors
     /// Returns an error if the card does not respond. In this case, its TLBs may still map the pages.
     pub(crate) fn unmap_host(
         &mut self,

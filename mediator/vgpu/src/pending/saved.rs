@@ -28,10 +28,7 @@ impl Pending {
 
 impl SavedPending {
     /// Restores an empty queue. Also returns the channels whose doorbells must be submitted again when the card
-    /// resumes, with the doorbells' GP_PUT values.
-    ///
-    /// # Errors
-    /// Returns an error if the saved state is invalid.
+    /// resumes, with the doorbells' GP_PUT values. Returns an error if the saved state is invalid.
     pub(crate) fn restored(
         self,
         vm: TenantId,

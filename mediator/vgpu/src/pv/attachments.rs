@@ -115,10 +115,8 @@ impl Attachments {
         (!self.0.is_empty()).then(|| SavedAttachments(self.0.iter().filter_map(one).collect()))
     }
 
-    /// Restores the attachments.
-    ///
-    /// # Errors
-    /// Returns an error if the attachments are invalid or inconsistent with the card's records.
+    /// Restores the attachments. Returns an error if the attachments are invalid or inconsistent with the card's
+    /// records.
     pub(crate) fn restored(saved: Option<SavedAttachments>, around: &Around<'_>) -> Result<Self, Invalid> {
         let mut made = Self::default();
         let mut counts: BTreeMap<u32, u32> = BTreeMap::new();

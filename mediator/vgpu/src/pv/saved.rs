@@ -28,10 +28,7 @@ pub(crate) struct SavedInterface {
 }
 
 impl Interface {
-    /// Saves the interface.
-    ///
-    /// # Errors
-    /// Returns an error if a batch is in progress.
+    /// Saves the interface. Returns an error if a batch is in progress.
     pub(crate) fn save(&self) -> Result<SavedInterface, ManagerError> {
         let Self {
             // These fields follow from the VM's number and settings.
@@ -72,10 +69,7 @@ impl Interface {
 }
 
 impl SavedInterface {
-    /// Restores the interface of a VM whose RAM is `memory`.
-    ///
-    /// # Errors
-    /// Returns an error if the saved state is invalid.
+    /// Restores the interface of a VM whose RAM is `memory`. Returns an error if the saved state is invalid.
     pub(crate) fn restored(
         self,
         settings: &PvSettings,

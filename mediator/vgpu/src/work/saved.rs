@@ -66,10 +66,8 @@ impl Work {
 }
 
 impl SavedWork {
-    /// Restores the channels. `bound` returns a channel's state if the channel is on the card.
-    ///
-    /// # Errors
-    /// Returns an error if the saved state is invalid.
+    /// Restores the channels. `bound` returns a channel's state if the channel is on the card. Returns an error if the
+    /// saved state is invalid.
     pub(crate) fn restored(self, bound: impl Fn(VirtualChannelId) -> Option<Bound>) -> Result<Work, Invalid> {
         let Self { channels: saved, blocked, runlist } = self;
         let numbers = saved.iter().all(|channel| u32::from(channel.number) < CHANNELS);

@@ -1,9 +1,9 @@
 //! Simulates cards that grant turns, the messages between the cards, and programs whose kernels wait for peer kernels
 //! on other cards.
 //!
-//! A tenant has one program (a *rank*) on each of its cards, and all ranks submit the same kernels. A kernel runs when
-//! all ranks have submitted it. Until then, it spins on the cards to which it was submitted, so the turns on these
-//! cards cannot end.
+//! A tenant has one program (a *rank*) on each of its cards, and all ranks submit the same kernels. A kernel makes
+//! progress only once all ranks have submitted it. Until then, it spins on the cards to which it was submitted, so the
+//! turns on these cards cannot end.
 
 use super::super::*;
 use sched::groups::GroupConfig;

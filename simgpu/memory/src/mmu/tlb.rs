@@ -89,12 +89,7 @@ pub struct Tlb {
 
 impl Default for Tlb {
     fn default() -> Self {
-        let empty = || Set {
-            small: [None; SMALL_LINES],
-            large: [None; LARGE_LINES],
-            hits: 0,
-            misses: 0,
-        };
+        let empty = || Set { small: [None; SMALL_LINES], large: [None; LARGE_LINES], hits: 0, misses: 0 };
         Self {
             sets: (0..SETS).map(|_| Mutex::new(empty())).collect(),
             full_flushes: AtomicU64::new(0),

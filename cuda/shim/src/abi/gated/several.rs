@@ -24,8 +24,7 @@ enum Addresses {
     Two,
     /// Addresses that are not arguments.
     Any,
-    /// No address on another card: kernels need peer access for that, and graph nodes are checked when they are
-    /// created.
+    /// No address on another card: kernels need peer access for that, and graph nodes are checked at creation.
     None,
 }
 

@@ -37,7 +37,7 @@ fn first_cards() -> &'static [(usize, [u8; 16])] {
     known.get().map_or(&[], Vec::as_slice)
 }
 
-/// Returns the tenant's card with a UUID.
+/// Returns the tenant's card that has this UUID.
 pub(super) fn find(uuid: &[u8; 16]) -> Option<(usize, [u8; 16])> {
     cards().iter().find(|(_, card)| card == uuid).copied()
 }

@@ -57,10 +57,8 @@ impl From<SavedSlot> for Slot {
 }
 
 impl Remap {
-    /// Saves the apertures, and the files that contain their memory, if any are mapped.
-    ///
-    /// # Errors
-    /// Returns an error if the process has no free file descriptors.
+    /// Saves the apertures, and the files that contain their memory, if any are mapped. Returns an error if the process
+    /// has no free file descriptors.
     pub(crate) fn save(&self) -> Result<Option<(SavedRemap, Vec<OwnedFd>)>, ManagerError> {
         let Self {
             windows,
@@ -116,10 +114,8 @@ impl Remap {
 
 impl SavedRemap {
     /// Restores apertures of `bar1` and `bar3` bytes for a VM with `vram_bytes` bytes of VRAM. The apertures' memory is
-    /// in `files`. Maps the memory for the card at its old addresses.
-    ///
-    /// # Errors
-    /// Returns an error if the saved state is invalid, if the files do not match, or if the host cannot map them.
+    /// in `files`. Maps the memory for the card at its old addresses. Returns an error if the saved state is invalid,
+    /// if the files do not match, or if the host cannot map them.
     pub(crate) fn restored(
         self,
         host: &ManagedCard,
