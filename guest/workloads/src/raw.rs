@@ -1,9 +1,9 @@
 //! A minimal driver that uses nouveau's ioctls, as the baseline for the `gdev` library.
 //!
-//! [`Raw`] issues the ioctls as a program without a library would. It submits the same kernels and copies, and uses two
-//! staging buffers of the same size as the library's. `Raw` lacks the library's checks and stamps, so it does not
-//! detect lost work, and the caller must compare results. `Raw` uses only the argument layouts, the method encoding and
-//! the file mapping of `gdev`.
+//! [`Raw`] issues the ioctls as a program without a library would. It submits the same kernels and copies, and
+//! allocates push buffers and two staging buffers as late and of the same sizes as the library. `Raw` lacks the
+//! library's checks and stamps, so it does not detect lost work, and the caller must compare results. `Raw` uses only
+//! the argument layouts, the method encoding and the file mapping of `gdev`.
 
 use std::fs::{File, OpenOptions};
 use std::path::Path;
@@ -17,8 +17,10 @@ use gdev::nouveau::{TUNING, uapi};
 use gdev::{Grid, Image, Memory, Module, Params, Place};
 use workloads::Gpu;
 
-/// Size of a staging buffer in bytes.
+/// Maximum size of a staging buffer in bytes.
 const STAGING_BYTES: u64 = TUNING.piece_bytes;
+/// Minimum size of a staging buffer in bytes.
+const MIN_STAGING_BYTES: u64 = 64 << 10;
 /// Number of staging buffers. The CPU uses one while the card uses the other.
 const STAGINGS: usize = 2;
 /// Number of bytes that the card prefetches beyond the program counter.
@@ -111,8 +113,6 @@ impl Raw {
         let mut channel = uapi::ChannelAlloc::default();
         call(&file, &mut channel)?;
         let channel = channel.channel;
-        let pushbuffer = |_| Buffer::new(&file, uapi::DOMAIN_GART, PUSHBUFFER_BYTES);
-        let pushbuffers = (0..RING).map(pushbuffer).collect::<Result<_>>()?;
         let bank = Buffer::new(&file, uapi::DOMAIN_VRAM, u64::from(methods::BANK_BYTES))?;
         let mut push = Push::default();
         for object in [Engine::M2mf.object(), Object::COMPUTE] {
@@ -125,7 +125,7 @@ impl Raw {
         let mut raw = Self {
             channel,
             multiprocessors,
-            pushbuffers,
+            pushbuffers: Vec::new(),
             submitted: 0,
             buffers: Vec::new(),
             modules: Vec::new(),
@@ -158,7 +158,11 @@ impl Raw {
         let submission = self.submitted + 1;
         // An earlier submission may still use the same push buffer.
         self.wait(submission.saturating_sub(RING as u64))?;
-        let buffer = &self.pushbuffers[(self.submitted % RING as u64) as usize];
+        let slot = (self.submitted % RING as u64) as usize;
+        if slot == self.pushbuffers.len() {
+            self.pushbuffers.push(Buffer::new(&self.file, uapi::DOMAIN_GART, PUSHBUFFER_BYTES)?);
+        }
+        let buffer = &self.pushbuffers[slot];
         let bytes: Vec<u8> = push.words().iter().flat_map(|word| word.to_le_bytes()).collect();
         buffer.mapping()?.write(0, &bytes);
         let mut list = vec![buffer.entry(true, false)];
@@ -205,16 +209,24 @@ impl Raw {
         self.submit(&push, [from.1, to.1])
     }
 
-    /// Returns the index of a staging buffer that the card no longer uses.
-    fn take_staging(&mut self) -> Result<usize> {
+    /// Returns the index of a staging buffer of at least `bytes` bytes that the card no longer uses.
+    fn take_staging(&mut self, bytes: usize) -> Result<usize> {
         let slot = self.next_staging;
         self.next_staging = (slot + 1) % STAGINGS;
-        match self.stagings.get(slot) {
-            Some(staging) => self.wait(staging.busy_until)?,
-            None => {
-                let buffer = Buffer::new(&self.file, uapi::DOMAIN_GART, STAGING_BYTES)?;
-                self.stagings.push(Staging { buffer, busy_until: 0 });
+        if let Some(staging) = self.stagings.get(slot) {
+            self.wait(staging.busy_until)?;
+            if staging.buffer.bytes >= bytes as u64 {
+                return Ok(slot);
             }
+        }
+        let size = (bytes as u64).next_power_of_two().max(MIN_STAGING_BYTES).min(STAGING_BYTES);
+        let staging = Staging { buffer: Buffer::new(&self.file, uapi::DOMAIN_GART, size)?, busy_until: 0 };
+        match self.stagings.get_mut(slot) {
+            Some(known) => {
+                let old = std::mem::replace(known, staging);
+                self.close(old.buffer)?;
+            }
+            None => self.stagings.push(staging),
         }
         Ok(slot)
     }
@@ -222,7 +234,7 @@ impl Raw {
     /// Copies `bytes` to `address` in the VRAM buffer that `entry` describes.
     fn write_vram(&mut self, address: u64, entry: &uapi::PushbufBuffer, bytes: &[u8]) -> Result<()> {
         for (at, piece) in (address..).step_by(STAGING_BYTES as usize).zip(bytes.chunks(STAGING_BYTES as usize)) {
-            let slot = self.take_staging()?;
+            let slot = self.take_staging(piece.len())?;
             let staging = &self.stagings[slot].buffer;
             staging.mapping()?.write(0, piece);
             let from = (staging.address, staging.entry(true, false));
@@ -315,7 +327,7 @@ impl Gpu for Raw {
         let mut under_way: Option<(usize, &mut [u8])> = None;
         let pieces = (memory.address + at..).step_by(STAGING_BYTES as usize);
         for (at, piece) in pieces.zip(bytes.chunks_mut(STAGING_BYTES as usize)) {
-            let slot = self.take_staging()?;
+            let slot = self.take_staging(piece.len())?;
             let staging = &self.stagings[slot].buffer;
             let to = (staging.address, staging.entry(false, true));
             self.stagings[slot].busy_until = self.submit_copy((at, entry.clone()), to, piece.len() as u64)?;
