@@ -18,8 +18,9 @@ use crate::report::{Metric, Target, quantile};
 use rig::in_process_vm::MIB;
 
 /// Achievable PCI Express copy speeds in bytes per second: version 2.0 with 16 lanes, as on a GF100, version 3.0, and
-/// version 5.0.
-const LINKS: [(&str, f64); 3] = [("6_gb_per_s", 6e9), ("12_gb_per_s", 12e9), ("50_gb_per_s", 50e9)];
+/// version 5.0. The last value is the target: the minimum speed of relocation relative to plain copies.
+const LINKS: [(&str, f64, f64); 3] =
+    [("6_gb_per_s", 6e9, 0.9), ("12_gb_per_s", 12e9, 0.9), ("50_gb_per_s", 50e9, 0.8)];
 /// Chunk sizes in KiB.
 const CHUNK_SIZES_KIB: [u64; 4] = [128, 512, 2048, 8192];
 /// Number of measurements of each type. The types alternate. An additional measurement at the start populates unused
@@ -87,12 +88,12 @@ pub fn run() -> Result<Vec<Metric>> {
             metrics.push(Metric::of_samples(format!("{row}.{way}.unbound"), &rates, "GB/s"));
         }
         let [out, back, plain_out, plain_back] = &times;
-        for (link, rate) in LINKS {
+        for (link, rate, least) in LINKS {
             let modelled = |times: &[Took]| times.iter().map(|took| (took.own + BYTES as f64 / rate) * 1e3).collect();
             for (way, relocated, plain) in [("out", out, plain_out), ("back", back, plain_back)] {
                 let (relocated, plain): (Vec<f64>, Vec<f64>) = (modelled(relocated), modelled(plain));
-                // The target corresponds to 0.9 times the speed of plain copies. The other sizes are for comparison.
-                let target = if chunk == CHUNK { Target::AtMost(1.0 / 0.9) } else { Target::None };
+                // The other sizes are for comparison.
+                let target = if chunk == CHUNK { Target::AtMost(1.0 / least) } else { Target::None };
                 let name = format!("{row}.{link}.{way}");
                 metrics.push(Metric::ratio_of_samples(format!("{name}.to_plain"), &relocated, "ms", &plain, target));
                 let bare = vec![BYTES as f64 / rate * 1e3; relocated.len()];
