@@ -19,8 +19,7 @@ use rig::in_process_vm::MIB;
 
 /// Achievable PCI Express copy speeds in bytes per second: version 2.0 with 16 lanes, as on a GF100, version 3.0, and
 /// version 5.0. The last value is the target: the minimum speed of relocation relative to plain copies.
-const LINKS: [(&str, f64, f64); 3] =
-    [("6_gb_per_s", 6e9, 0.9), ("12_gb_per_s", 12e9, 0.9), ("50_gb_per_s", 50e9, 0.8)];
+const LINKS: [(&str, f64, f64); 3] = [("6_gb_per_s", 6e9, 0.9), ("12_gb_per_s", 12e9, 0.9), ("50_gb_per_s", 50e9, 0.8)];
 /// Chunk sizes in KiB.
 const CHUNK_SIZES_KIB: [u64; 4] = [128, 512, 2048, 8192];
 /// Number of measurements of each type. The types alternate. An additional measurement at the start populates unused

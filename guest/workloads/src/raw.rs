@@ -219,7 +219,7 @@ impl Raw {
                 return Ok(slot);
             }
         }
-        let size = (bytes as u64).next_power_of_two().max(MIN_STAGING_BYTES).min(STAGING_BYTES);
+        let size = (bytes as u64).next_power_of_two().clamp(MIN_STAGING_BYTES, STAGING_BYTES);
         let staging = Staging { buffer: Buffer::new(&self.file, uapi::DOMAIN_GART, size)?, busy_until: 0 };
         match self.stagings.get_mut(slot) {
             Some(known) => {
