@@ -416,7 +416,8 @@ impl<B: Backend + ?Sized> Context<B> {
     /// Waits until the next bounce buffer is free, and grows it to at least `bytes` bytes. Returns its index.
     fn take_bounce(&mut self, bytes: usize) -> Result<usize> {
         const BOUNCES: usize = 2;
-        let slot = self.next_bounce % BOUNCES;
+        // After a failed allocation, the second buffer may be needed before the first one exists.
+        let slot = (self.next_bounce % BOUNCES).min(self.bounces.len());
         self.next_bounce = slot + 1;
         if let Some(Bounce { memory, busy_until }) = self.bounces.get(slot).copied() {
             if let Some(fence) = busy_until {

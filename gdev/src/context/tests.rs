@@ -17,6 +17,8 @@ struct Late {
     /// Maximum number of copies that were in flight at the same time.
     most_in_flight: usize,
     segments: HashMap<u64, u32>,
+    /// True if no RAM can be allocated.
+    lacks_ram: bool,
 }
 
 impl Late {
@@ -36,6 +38,9 @@ impl Backend for Late {
     }
 
     fn allocate(&mut self, place: Place, bytes: u64) -> Result<Memory> {
+        if self.lacks_ram && place == Place::Ram {
+            return Err(Error::Allocation { place, bytes, why: "no memory".to_owned() });
+        }
         self.memory.push(Some((place, vec![0xee; bytes as usize])));
         Ok(Memory { index: self.memory.len() - 1, address: 0, bytes })
     }
@@ -195,6 +200,28 @@ fn bounce_buffers_grow_with_copies_and_keep_data() {
         assert!(found == written, "{bytes} bytes differ");
         // The next write uses the same buffer as if there had been no read.
         context.next_bounce = before;
+    }
+}
+
+#[test]
+fn copies_work_again_after_failed_allocations_of_bounce_buffers() {
+    let mut context = context(0, true);
+    let memory = context.allocate(Place::Vram, 2 * PIECE).expect("room");
+    for failures in 1..4 {
+        context.backend_mut().lacks_ram = true;
+        for _ in 0..failures {
+            assert!(matches!(context.write(memory, 0, &[1; 8]), Err(Error::Allocation { .. })));
+        }
+        context.backend_mut().lacks_ram = false;
+        let written = [failures; 2 * PIECE as usize];
+        context.write(memory, 0, &written).expect("a write");
+        let mut found = [0; 2 * PIECE as usize];
+        context.read(memory, 0, &mut found).expect("a read");
+        assert!(found == written, "after {failures} failures");
+        context.finish().expect("done");
+        let tuning = context.tuning();
+        context.tune(Tuning { piece_bytes: 2 * PIECE, ..tuning }).expect("valid");
+        context.tune(tuning).expect("valid");
     }
 }
 

@@ -211,7 +211,7 @@ impl Raw {
 
     /// Returns the index of a staging buffer of at least `bytes` bytes that the card no longer uses.
     fn take_staging(&mut self, bytes: usize) -> Result<usize> {
-        let slot = self.next_staging;
+        let slot = self.next_staging.min(self.stagings.len());
         self.next_staging = (slot + 1) % STAGINGS;
         if let Some(staging) = self.stagings.get(slot) {
             self.wait(staging.busy_until)?;
