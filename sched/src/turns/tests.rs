@@ -280,6 +280,22 @@ fn a_paused_tenant_gives_its_turn_back_and_gets_none() {
 }
 
 #[test]
+fn waiting_tenant_gets_turn_although_it_is_paused_often() {
+    let mut turns = with(&[100, 100]);
+    turns.wants(id(0), Nanos(0));
+    turns.wants(id(1), Nanos(MS));
+    assert_eq!(turns.take_orders(), [Order::Grant(id(0))]);
+    let recalled = (0..50).find(|round| {
+        let now = Nanos((2 + 3 * round) * MS);
+        turns.pause(id(1), true, now);
+        turns.pause(id(1), false, now);
+        turns.tick(now);
+        turns.take_orders().contains(&Order::Recall(id(0)))
+    });
+    assert!(recalled.is_some(), "the holder keeps the card");
+}
+
+#[test]
 fn work_that_does_not_end_is_overdue_by_its_own_limit() {
     let mut turns = turns();
     let limit = VgpuParams { max_run_ns: Some(200 * MS), ..VgpuParams::default() };
