@@ -3,8 +3,8 @@
 //! The TLB consists of two direct-mapped tables, one per page size, divided into sets with their own locks. It is far
 //! larger than a real card's TLB, so that a missing flush is more likely to have an effect.
 //!
-//! A flush of a directory only increments a counter. A line is valid only while the counter has the value stored in the
-//! line.
+//! A flush of a directory usually only increments a counter. A line is valid only while the counter has the value stored
+//! in the line.
 
 use crate::memory::BusAddr;
 use nvspec::addr::{GpuVa, LARGE_PAGE, SMALL_PAGE};
@@ -18,8 +18,10 @@ const SETS: usize = 64;
 const SMALL_LINES: usize = 128;
 /// Number of large pages per set.
 const LARGE_LINES: usize = 16;
-/// Number of groups of directories that are flushed together.
+/// Number of groups of directories.
 const DIRECTORY_GROUPS: usize = 1024;
+/// Value of [`Group::owner`] if lines of several directories may be valid.
+const SHARED: u64 = u64::MAX;
 
 /// Key of an entry: a directory and a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,8 +83,7 @@ pub struct Tlb {
     sets: Box<[Mutex<Set>]>,
     /// Number of flushes of all directories.
     full_flushes: AtomicU64,
-    /// Number of flushes of all pages of a directory, for each group of directories.
-    group_flushes: Box<[AtomicU64]>,
+    groups: Box<[Group]>,
     /// Number of flushes of any type.
     flushes: AtomicU64,
 }
@@ -93,7 +94,7 @@ impl Default for Tlb {
         Self {
             sets: (0..SETS).map(|_| Mutex::new(empty())).collect(),
             full_flushes: AtomicU64::new(0),
-            group_flushes: (0..DIRECTORY_GROUPS).map(|_| AtomicU64::new(0)).collect(),
+            groups: (0..DIRECTORY_GROUPS).map(|_| Group::default()).collect(),
             flushes: AtomicU64::new(0),
         }
     }
@@ -105,10 +106,42 @@ fn spread(directory: BusAddr) -> u64 {
     (address >> 12).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48
 }
 
-/// Returns the index of a directory's group.
-fn group(directory: BusAddr) -> usize {
-    let in_vram = u64::from(matches!(directory, BusAddr::Vram(_)));
-    ((spread(directory) * 2 + in_vram) % DIRECTORY_GROUPS as u64) as usize
+/// Directories with the same hash. Their flushes have one counter while lines of only one of them are valid.
+#[derive(Debug, Default)]
+struct Group {
+    /// Number of flushes of all lines.
+    flushes: AtomicU64,
+    /// Number of the directory with valid lines, 0 if there is none, or [`SHARED`].
+    owner: AtomicU64,
+}
+
+impl Group {
+    /// Records that a line of the directory with this number is stored.
+    fn store(&self, number: u64) {
+        if let Err(owner) = self.owner.compare_exchange(0, number, Ordering::AcqRel, Ordering::Acquire)
+            && owner != number
+        {
+            self.owner.store(SHARED, Ordering::Release);
+        }
+    }
+
+    /// Invalidates all lines if they belong to the directory with this number. Returns false otherwise.
+    fn flush(&self, number: u64) -> bool {
+        let owner = self.owner.load(Ordering::Acquire);
+        if owner == number {
+            self.flushes.fetch_add(1, Ordering::Release);
+            self.owner.store(0, Ordering::Release);
+        }
+        owner == number || owner == 0
+    }
+}
+
+/// Returns a directory's number, which is neither 0 nor [`SHARED`]. Directories are aligned to 4 KiB.
+fn number(directory: BusAddr) -> u64 {
+    match directory {
+        BusAddr::Vram(address) => address.0 | 1,
+        BusAddr::System(address) => address.0 | 2,
+    }
 }
 
 impl Tlb {
@@ -155,6 +188,7 @@ impl Tlb {
     pub fn insert(&self, key: TlbKey, entry: TlbEntry) {
         let flushes = self.flushes_of(key.directory);
         let mut set = self.set(key).lock();
+        self.group(key.directory).store(number(key.directory));
         let page = key.va.0 / entry.page_bytes();
         let line = Some(Line { directory: key.directory, page, pte: entry.pte, flushes });
         if entry.large {
@@ -171,15 +205,23 @@ impl Tlb {
             (directory, Some(va)) => {
                 for set in &self.sets {
                     let mut set = set.lock();
-                    drop_lines(&mut set.small, directory, va.0 / SMALL_PAGE);
-                    drop_lines(&mut set.large, directory, va.0 / LARGE_PAGE);
+                    drop_lines(&mut set.small, directory, Some(va.0 / SMALL_PAGE));
+                    drop_lines(&mut set.large, directory, Some(va.0 / LARGE_PAGE));
                 }
             }
             (Some(directory), None) => {
-                self.group_flushes[group(directory)].fetch_add(1, Ordering::Release);
+                if self.group(directory).flush(number(directory)) {
+                    return;
+                }
+                for set in &self.sets {
+                    let mut set = set.lock();
+                    drop_lines(&mut set.small, Some(directory), None);
+                    drop_lines(&mut set.large, Some(directory), None);
+                }
             }
             (None, None) => {
                 self.full_flushes.fetch_add(1, Ordering::Release);
+                self.groups.iter().for_each(|group| group.owner.store(0, Ordering::Release));
             }
         }
     }
@@ -187,7 +229,11 @@ impl Tlb {
     /// Returns the number of flushes that invalidated all translations of a directory.
     fn flushes_of(&self, directory: BusAddr) -> u64 {
         let full = self.full_flushes.load(Ordering::Acquire);
-        full.wrapping_add(self.group_flushes[group(directory)].load(Ordering::Acquire))
+        full.wrapping_add(self.group(directory).flushes.load(Ordering::Acquire))
+    }
+
+    fn group(&self, directory: BusAddr) -> &Group {
+        &self.groups[(spread(directory) % DIRECTORY_GROUPS as u64) as usize]
     }
 
     /// Returns the TLB's counters: hits, misses and flushes.
@@ -201,9 +247,12 @@ impl Tlb {
     }
 }
 
-fn drop_lines(lines: &mut [Option<Line>], directory: Option<BusAddr>, page: u64) {
+fn drop_lines(lines: &mut [Option<Line>], directory: Option<BusAddr>, page: Option<u64>) {
     for slot in lines {
-        if slot.is_some_and(|line| line.page == page && directory.is_none_or(|wanted| wanted == line.directory)) {
+        let matches = slot.is_some_and(|line| {
+            directory.is_none_or(|wanted| wanted == line.directory) && page.is_none_or(|wanted| wanted == line.page)
+        });
+        if matches {
             *slot = None;
         }
     }

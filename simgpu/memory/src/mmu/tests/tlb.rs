@@ -1,5 +1,6 @@
 use crate::memory::{BusAddr, VRAM_MIN};
 use crate::mmu::fixture::{PTE_VALID, Tables, vram};
+use crate::mmu::tlb::{Tlb, TlbEntry, TlbKey};
 use crate::mmu::{Access, AddressSpace, Client, Flush, Mmu};
 use nvspec::addr::GpuVa;
 use proptest::prelude::*;
@@ -54,6 +55,28 @@ fn flush_by_directory_leaves_others() {
     assert_eq!(through(&tables, &tables.space), Ok(vram(0x80_0000)));
     tables.mmu.flush(Flush { directory: Some(tables.space.directory), ..Flush::default() });
     assert_eq!(through(&tables, &tables.space), Ok(vram(0x90_0000)));
+}
+
+#[test]
+fn flush_of_directory_leaves_others_of_its_group() {
+    let tlb = Tlb::default();
+    let keys = [vram(0x1_0000), BusAddr::System(nvspec::addr::Iova(0x1_0000))]
+        .map(|directory| TlbKey { directory, va: GpuVa(0x5000) });
+    let entry = TlbEntry { pte: nvspec::mmu::Pte::new().with_valid(true), large: false };
+    for flushed in [0, 1] {
+        for stored in [vec![0], vec![1], vec![0, 1]] {
+            tlb.flush(None, None);
+            // The two keys have different lines of one set.
+            stored.iter().for_each(|&at: &usize| {
+                tlb.insert(TlbKey { va: GpuVa(0x5000 + 0x1000 * at as u64), ..keys[at] }, entry)
+            });
+            tlb.flush(Some(keys[flushed].directory), None);
+            for at in [0, 1] {
+                let key = TlbKey { va: GpuVa(0x5000 + 0x1000 * at as u64), ..keys[at] };
+                assert_eq!(tlb.lookup(key).is_some(), stored.contains(&at) && at != flushed, "{stored:?}, {flushed}");
+            }
+        }
+    }
 }
 
 #[test]
