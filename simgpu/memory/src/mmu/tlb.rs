@@ -3,8 +3,8 @@
 //! The TLB consists of two direct-mapped tables, one per page size, divided into sets with their own locks. It is far
 //! larger than a real card's TLB, so that a missing flush is more likely to have an effect.
 //!
-//! A flush of a directory usually only increments a counter. A line is valid only while the counter has the value stored
-//! in the line.
+//! A flush of a directory usually only increments a counter. A line is valid only while the counter has the value in
+//! the line.
 
 use crate::memory::BusAddr;
 use nvspec::addr::{GpuVa, LARGE_PAGE, SMALL_PAGE};
