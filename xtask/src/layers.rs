@@ -51,11 +51,13 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("owner-driver", &[]),
     ("owner-host", &["cuda-control", "cuda-protocol", "gang", "sched", "vram"]),
     ("cuda-mps", &[]),
+    ("cuda-pieces", &["owner-driver", "vram"]),
     (
         "cuda-owner",
         &[
             "cuda-control",
             "cuda-mps",
+            "cuda-pieces",
             "cuda-protocol",
             "gang",
             "owner-driver",

@@ -13,7 +13,7 @@ use crate::lints::File;
 const MAX_CRATE_LINES: usize = 8000;
 
 /// Crates that may be larger, with their maximum number of lines. These limits may only fall.
-const LARGE_CRATES: [(&str, usize); 3] = [("cuda/owner", 8_399), ("mediator/ctl", 8_058), ("mediator/daemon", 8_413)];
+const LARGE_CRATES: [(&str, usize); 3] = [("cuda/owner", 8_200), ("mediator/ctl", 8_058), ("mediator/daemon", 8_413)];
 
 /// Maximum number of modules in import cycles, for crates outside `mediator/`. These numbers may only fall.
 const MODULES_IN_CIRCLES: [(&str, usize); 4] = [("simgpu", 8), ("simgpu/engines", 2), ("vmm-glue", 2), ("xtask", 4)];

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub struct PieceId(pub u64);
 
 /// A piece to create.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct New {
     /// Number of the piece.
     pub piece: PieceId,

@@ -26,7 +26,6 @@ mod memory;
 mod moves;
 mod mps;
 mod occupation;
-mod pieces;
 mod reclaim;
 mod recording;
 mod relocate;
@@ -53,7 +52,6 @@ pub use view::{CardView, TenantView};
 use cuda_protocol::{ChunkId, End, FixedKind, FromOwner};
 use gang::{CardId, GangConfig, GangTurns};
 use owner_host::Shares;
-use pieces::Pieces;
 use relocate::Machine;
 use sched::groups::{GroupConfig, GroupTurns};
 use sched::turns::TurnsConfig;
@@ -64,6 +62,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use tenancy::{Deadline, Deadlines};
 use vram::balance::Config as BalanceConfig;
 use vram::{ChunkTable, Contents, Place, QuantaConfig, TenantId};
+
+/// The card's pieces, with connections as their users.
+type Pieces = cuda_pieces::Pieces<SessionId>;
 
 /// Maximum clock step between two events, in ns. The clock ignores the rest of a longer gap, because the owner cannot
 /// tell whether processes were late while the host did not schedule the owner.
@@ -660,6 +661,8 @@ impl Core {
             self.balance();
             self.carry_out_orders();
         }
+        // Without this memory, a preparation would wait for other tenants' moves.
+        self.pieces.continue_preparing(&mut self.actions);
         if !self.machine.relocations.is_idle() {
             self.deadlines.set(Deadline::Restock, self.clock + RESTOCK_NS);
         } else {
@@ -720,6 +723,8 @@ impl Core {
         self.deadlines.forget_tenant(id);
         self.probes.forget(id);
         self.gang_quanta.leave(id);
+        self.pieces.end_preparation(id);
+        self.pieces.trim_stock(&mut self.actions);
     }
 
     fn sessions_of(&self, tenant: TenantId) -> impl Iterator<Item = SessionId> + '_ {

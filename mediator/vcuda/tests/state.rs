@@ -82,8 +82,8 @@ fn commands_are_answered_once_across_many_devices() {
         let folder = tempfile::tempdir().unwrap();
         let mut guest = guest(&folder);
         guest.program(1, 0);
-        // After a kill, the next device repeats the doorbell. A busy host may run the worker late, which then adds to the
-        // word after the test's store. The word must not overflow.
+        // After a kill, the next device repeats the doorbell. On a busy host, the worker may handle it after the test's
+        // store, and add 1 to the word more than once. The word must not overflow.
         let last = 1 << 63;
         for round in 0..40u64 {
             guest.done(&context(2));

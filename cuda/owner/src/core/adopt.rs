@@ -1,8 +1,8 @@
 //! Processes that outlived an owner. This owner adopts their chunks.
 
-use super::pieces::Receiver;
 use super::types::{Action, PieceId, SessionId};
 use super::{Body, Core};
+use cuda_pieces::Receiver;
 use cuda_protocol::{Adopted, ChunkId, End};
 use owner_driver::Memory;
 use std::collections::BTreeSet;

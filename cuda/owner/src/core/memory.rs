@@ -1,9 +1,9 @@
 //! Allocates, delivers, shares and frees the chunks of processes.
 
-use super::pieces::Receiver;
 use super::sessions::Pending;
 use super::types::{Action, PieceId, SessionId};
 use super::{Body, Core, Pieces, Tenant, memory_of, said_place};
+use cuda_pieces::Receiver;
 use cuda_protocol::{Chunk, ChunkId, End, FromOwner, MAX_CHUNKS, Refusal};
 use owner_driver::Memory;
 use std::collections::BTreeMap;

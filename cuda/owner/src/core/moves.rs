@@ -1,6 +1,7 @@
 //! Tenants that move to or from another card.
 //!
-//! The owner of the first card evicts the tenant's chunks. Then each program closes its gate, unmaps its chunks, and
+//! The owner of the first card allocates host memory for the tenant's chunks while the programs run, because allocating
+//! it takes longer than the copies. Then it evicts the chunks. Each program closes its gate, unmaps its chunks, and
 //! connects to the owner of the other card. That owner makes the driver restore the program on its card. The program
 //! then reports its chunks to the new owner, as after a restart of an owner. The daemon drives the move by sending
 //! requests to both owners in turn. If the daemon stops sending requests to the first owner, that owner keeps the
@@ -72,9 +73,9 @@ impl Core {
         reports.or_else(|| (!self.expected.is_empty()).then(absent))
     }
 
-    /// Prepares a tenant's move to another card: evicts its memory, and makes its programs unmap it. New programs of
-    /// the tenant wait. The caller repeats the request until all programs have left, and then removes the tenant, or
-    /// calls [`Self::stay`].
+    /// Prepares a tenant's move to another card: allocates host memory, evicts the tenant's memory, and makes its
+    /// programs unmap it. New programs of the tenant wait. The caller repeats the request until all programs have left,
+    /// and then removes the tenant, or calls [`Self::stay`].
     ///
     /// # Errors
     /// Returns the reason why a program cannot leave. The caller then calls [`Self::stay`].
@@ -94,14 +95,16 @@ impl Core {
             return Err(obstacle);
         }
         if !self.deadlines.is_set(Deadline::Departure(id)) {
-            let memory_bytes = tenant.spec.memory_bytes;
-            let (quota, guarantee, swap_cap, on_full) = (0, 0, u32::MAX, OnFull::Swap);
-            let limits = Limits { quota, guarantee, swap_cap, on_full, ..tenant.spec.limits };
-            self.table.resize_vm(id, memory_bytes, limits).map_err(|error| error.to_string())?;
-            self.needs_plan = true;
+            self.pieces.prepare(id, self.chunks_on_card(id), &sessions);
         }
         self.deadlines.set(Deadline::Departure(id), self.clock + FORGOTTEN_NS);
         self.follow_up();
+        if self.pieces.is_preparing(id) {
+            return Ok(Leaving::Waits("host memory for its memory is still being allocated".to_owned()));
+        }
+        if self.pieces.end_preparation(id) {
+            self.evict_all(id)?;
+        }
         let on_card = self.chunks_on_card(id);
         if on_card > 0 || self.is_moving(&sessions) {
             self.needs_plan = true;
@@ -118,6 +121,18 @@ impl Core {
         })
     }
 
+    /// Starts to evict all chunks of a tenant.
+    fn evict_all(&mut self, id: TenantId) -> Result<(), String> {
+        let tenant = self.tenants.get(&id).ok_or_else(|| TenantError::Unknown(id).to_string())?;
+        let memory_bytes = tenant.spec.memory_bytes;
+        let (quota, guarantee, swap_cap, on_full) = (0, 0, u32::MAX, OnFull::Swap);
+        let limits = Limits { quota, guarantee, swap_cap, on_full, ..tenant.spec.limits };
+        self.table.resize_vm(id, memory_bytes, limits).map_err(|error| error.to_string())?;
+        self.needs_plan = true;
+        self.follow_up();
+        Ok(())
+    }
+
     /// Cancels the preparation of a move. Programs that have left reconnect to this owner.
     pub fn stay(&mut self, id: TenantId) {
         if !self.deadlines.cancel(Deadline::Departure(id)) {
@@ -128,6 +143,8 @@ impl Core {
     }
 
     fn end_departure(&mut self, id: TenantId) {
+        self.pieces.end_preparation(id);
+        self.pieces.trim_stock(&mut self.actions);
         let Some(tenant) = self.tenants.get_mut(&id) else { return };
         tenant.obstacle = None;
         let spec = tenant.spec.clone();

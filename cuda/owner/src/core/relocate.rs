@@ -8,10 +8,10 @@
 //! messages.
 
 use super::given_up::Reason;
-use super::pieces::Receiver;
 use super::sessions::Session;
 use super::types::{self, BatchId, PieceId, SessionId};
 use super::{Body, CardConfig, Core, memory_of};
+use cuda_pieces::Receiver;
 use cuda_protocol::{ChunkId, FromOwner, MAX_CHUNKS};
 use owner_driver::Memory;
 use sched::Nanos;

@@ -2,7 +2,7 @@
 
 use cuda_protocol::{FromOwner, FromTenant};
 use gang::{CardId, Message};
-use owner_driver::{FetchTimes, Memory};
+use owner_driver::{FetchTimes, Memory, New};
 pub use owner_driver::{PieceId, User};
 use owner_host::{LinkEvent, StateMessage};
 pub use owner_host::{OnStranger, OnStuck, ShareGroup, TenantSpec, Unaccounted};
@@ -297,4 +297,13 @@ pub enum TenantError {
     /// The scheduling settings are invalid.
     #[error(transparent)]
     Time(#[from] sched::ConfigError),
+}
+
+impl From<cuda_pieces::Order> for Action {
+    fn from(order: cuda_pieces::Order) -> Self {
+        match order {
+            cuda_pieces::Order::Make(New { piece, memory, zeroed }) => Self::Make { piece, memory, zeroed },
+            cuda_pieces::Order::Drop(piece) => Self::Drop { piece },
+        }
+    }
 }

@@ -65,6 +65,41 @@ fn programs_leave_once_all_their_memory_is_in_host_memory() {
 }
 
 #[test]
+fn programs_run_while_host_memory_is_allocated_for_a_move() {
+    let mut world = two(8, 16);
+    let one = world.connect("one");
+    world.ask(one, 1, 4);
+    let (id, before) = (tenant(&world), world.core.pieces.count(Memory::Host));
+    for _ in 0..4 {
+        let why = world.core.leave(id);
+        assert!(matches!(&why, Ok(Leaving::Waits(why)) if why.contains("being allocated")), "{why:?}");
+    }
+    world.event(Event::Tick);
+    world.settle();
+    assert_eq!(world.core.pieces.count(Memory::Host), before + 4);
+    assert!(world.core.machine.relocations.is_idle(), "nothing moves yet");
+    assert_eq!(world.places(one), (4, 0));
+    leave(&mut world).expect("it leaves");
+    assert_eq!(world.core.pieces.count(Memory::Host), before + 4, "the prepared pieces are used");
+    stay(&mut world);
+    // A preparation that is cancelled leaves no memory behind.
+    world.leave(one);
+    world.settle();
+    let two = world.connect("two");
+    world.ask(two, 1, 4);
+    let id = world.core.tenant("two").expect("there");
+    let _ = world.core.leave(id);
+    world.event(Event::Tick);
+    world.settle();
+    let prepared = world.core.pieces.count(Memory::Host);
+    world.core.stay(id);
+    world.event(Event::Tick);
+    world.settle();
+    assert_eq!(world.core.pieces.count(Memory::Host), prepared - 4);
+    assert_eq!(world.places(two), (4, 0));
+}
+
+#[test]
 fn tenant_that_stays_gets_its_programs_and_limits_back() {
     let mut world = two(8, 16);
     let one = world.connect("one");
