@@ -58,15 +58,18 @@ pub enum Queue {
     Out,
     /// Copies from host memory to the card.
     In,
-    /// Zeroing of card memory.
+    /// Zeroing of large amounts of card memory with a kernel of the driver. If another process's kernels are running,
+    /// both take turns in the hardware's time slices of about 2 ms.
     Zero,
+    /// Zeroing of card memory with copies from host memory, which run next to other processes' kernels.
+    ZeroByCopy,
     /// Zeroing of host memory, which is limited by the link bandwidth.
     ZeroHost,
 }
 
 impl Queue {
     /// All queues, by index.
-    pub const ALL: [Self; 4] = [Self::Out, Self::In, Self::Zero, Self::ZeroHost];
+    pub const ALL: [Self; 5] = [Self::Out, Self::In, Self::Zero, Self::ZeroByCopy, Self::ZeroHost];
 }
 
 /// The driver's description of a card.

@@ -13,6 +13,7 @@ use cudarc::driver::sys::{
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 const POSIX: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
@@ -45,6 +46,8 @@ pub struct Real {
     context: CUcontext,
     streams: [CUstream; Queue::ALL.len()],
     device: Device,
+    /// A piece of zeroed host memory, the source of copies that zero other memory. `None` if it could not be allocated.
+    zeros: OnceLock<Option<Address>>,
 }
 
 // SAFETY: any thread may call the driver's functions; contexts and streams are driver handles, not memory of this
@@ -98,7 +101,8 @@ impl Real {
         let known = f.version.is_some_and(|function| unsafe { function(&mut version) } == 0);
         let fetches = suspends && f.checkpoint_state.is_some() && known && version >= PAIRS_VERSION;
         let device_info = Device { name, uuid, total_bytes: total as u64, granularity: 0, suspends, fetches };
-        let mut this = Self { ordinal: device, node: node.max(0), context, streams, device: device_info, functions };
+        let (node, zeros) = (node.max(0), OnceLock::new());
+        let mut this = Self { ordinal: device, node, context, streams, device: device_info, functions, zeros };
         this.device.granularity = this.granularity(Memory::Device)?.max(this.granularity(Memory::Host)?);
         Ok(this)
     }
@@ -157,6 +161,25 @@ impl Real {
         // SAFETY: both pointers refer to local variables.
         let code = unsafe { (self.functions.granularity)(&mut bytes, &self.properties(memory), RECOMMENDED) };
         check("cuMemGetAllocationGranularity", code).map(|()| bytes as u64)
+    }
+
+    /// Returns zeroed host memory, with the size of the device's granularity, or `None` if it cannot be allocated.
+    fn zeros(&self, queue: Queue) -> Option<Address> {
+        let bytes = self.device.granularity;
+        let make = || {
+            let (handle, at) = (self.create(Memory::Host, bytes)?, self.reserve(bytes)?);
+            self.map(at, bytes, handle)?;
+            self.zero_with_kernel(queue, at, bytes)?;
+            self.finish(queue).map(|()| at)
+        };
+        let made = || make().inspect_err(|error| tracing::warn!(%error, "memory is zeroed with kernels")).ok();
+        *self.zeros.get_or_init(made)
+    }
+
+    fn zero_with_kernel(&self, queue: Queue, at: Address, bytes: u64) -> Result<(), DriverError> {
+        self.enter()?;
+        // SAFETY: as in `copy`.
+        check("cuMemsetD8Async", unsafe { (self.functions.zero)(at.0, 0, bytes as usize, self.stream(queue)) })
     }
 
     fn properties(&self, memory: Memory) -> CUmemAllocationProp {
@@ -389,9 +412,15 @@ impl Driver for Real {
     }
 
     fn zero(&self, queue: Queue, at: Address, bytes: u64) -> Result<(), DriverError> {
-        self.enter()?;
-        // SAFETY: as in `copy`.
-        check("cuMemsetD8Async", unsafe { (self.functions.zero)(at.0, 0, bytes as usize, self.stream(queue)) })
+        let zeros = if queue == Queue::Zero { None } else { self.zeros(queue) };
+        let Some(zeros) = zeros else { return self.zero_with_kernel(queue, at, bytes) };
+        let mut zeroed = 0;
+        while zeroed < bytes {
+            let part = self.device.granularity.min(bytes - zeroed);
+            self.copy(queue, at.plus(zeroed), zeros, part)?;
+            zeroed += part;
+        }
+        Ok(())
     }
 
     fn finish(&self, queue: Queue) -> Result<(), DriverError> {

@@ -5,6 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+/// Maximum amount of card memory, in bytes, that is zeroed with copies. The copies take 1.2 ms, and a kernel takes 2 ms
+/// if other processes use the card, and delays them as long.
+const MAX_COPIED_ZEROS: u64 = 64 << 20;
+
 /// Number of a piece, which is a physical allocation of a chunk's size. Numbers are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PieceId(pub u64);
@@ -27,9 +31,11 @@ impl New {
         self.memory == Memory::Device && self.zeroed
     }
 
-    /// Returns the queue that zeroes the piece, or `None` if it need not be zeroed.
-    fn queue(&self) -> Option<Queue> {
+    /// Returns the queue that zeroes the piece, or `None` if it need not be zeroed. `card_bytes` is the amount of card
+    /// memory that is zeroed with one wait.
+    fn queue(&self, card_bytes: u64) -> Option<Queue> {
         self.zeroed.then_some(match self.memory {
+            Memory::Device if card_bytes <= MAX_COPIED_ZEROS => Queue::ZeroByCopy,
             Memory::Device => Queue::Zero,
             Memory::Host => Queue::ZeroHost,
         })
@@ -132,8 +138,9 @@ impl Vault {
 
     /// Creates pieces. Waits once per queue for the pieces that must be zeroed.
     pub fn make(&self, pieces: Vec<New>) -> Vec<(New, Result<(), DriverError>)> {
-        let begun: Vec<_> = pieces.into_iter().map(|new| (new, self.begin(new))).collect();
-        let queues: BTreeSet<Queue> = begun.iter().filter_map(|(new, _)| new.queue()).collect();
+        let card_bytes = pieces.iter().filter(|new| new.is_quick()).count() as u64 * self.bytes;
+        let begun: Vec<_> = pieces.into_iter().map(|new| (new, self.begin(new, card_bytes))).collect();
+        let queues: BTreeSet<Queue> = begun.iter().filter_map(|(new, _)| new.queue(card_bytes)).collect();
         let zeroed = queues.into_iter().try_for_each(|queue| self.driver.finish(queue));
         let end = |(new, begun): (New, Result<_, DriverError>)| {
             let (handle, at) = match begun {
@@ -156,7 +163,7 @@ impl Vault {
     }
 
     /// Creates the memory of a piece, and starts to zero it if requested.
-    fn begin(&self, new: New) -> Result<(Handle, Address), DriverError> {
+    fn begin(&self, new: New, card_bytes: u64) -> Result<(Handle, Address), DriverError> {
         if self.lock().descriptors() >= self.descriptors_most {
             return Err(DriverError::Missing("descriptor for one more chunk: raise the limit on open files"));
         }
@@ -168,7 +175,7 @@ impl Vault {
                 return Err(error);
             }
         };
-        match new.queue().map_or(Ok(()), |queue| self.driver.zero(queue, at, self.bytes)) {
+        match new.queue(card_bytes).map_or(Ok(()), |queue| self.driver.zero(queue, at, self.bytes)) {
             Ok(()) => Ok((handle, at)),
             Err(error) => {
                 self.destroy(handle, at);
@@ -265,5 +272,20 @@ impl Drop for Vault {
             drop(descriptor);
             self.destroy(handle, at);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_amounts_of_card_memory_are_zeroed_with_copies() {
+        let new = |memory, zeroed| New { piece: PieceId(1), memory, zeroed };
+        let queue = |memory, bytes| new(memory, true).queue(bytes);
+        assert_eq!(queue(Memory::Device, 64 << 20), Some(Queue::ZeroByCopy));
+        assert_eq!(queue(Memory::Device, 65 << 20), Some(Queue::Zero));
+        assert_eq!(queue(Memory::Host, 1 << 30), Some(Queue::ZeroHost));
+        assert_eq!(new(Memory::Device, false).queue(0), None);
     }
 }

@@ -7,7 +7,7 @@ LAUNCH_BLOCKS, LAUNCH_THREADS = 264, 1024
 CAPTURE_MODE_GLOBAL = 0
 EVENT_DISABLE_TIMING = 2
 ACCESS_READ_WRITE = 3
-DEVICE_LOCATION = 1
+DEVICE_LOCATION, HOST_NUMA_LOCATION = 1, 3
 
 # Spins for `us` microseconds of the card's clock in every thread, and then adds `us` to a word once.
 SPIN_PTX = b"""
@@ -159,6 +159,13 @@ class Driver:
     def create_compressible(self, size: int) -> int:
         handle = c_uint64()
         properties = AllocationProperties(kind=1, location=Location(DEVICE_LOCATION, 0), compression=1)
+        self.call("cuMemCreate", ctypes.byref(handle), c_size_t(size), ctypes.byref(properties), c_uint64(0))
+        return handle.value
+
+    def create_host(self, size: int) -> int:
+        """Creates pinned host memory of NUMA node 0, as an owner does for chunks."""
+        handle = c_uint64()
+        properties = AllocationProperties(kind=1, location=Location(HOST_NUMA_LOCATION, 0))
         self.call("cuMemCreate", ctypes.byref(handle), c_size_t(size), ctypes.byref(properties), c_uint64(0))
         return handle.value
 

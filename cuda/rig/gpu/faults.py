@@ -25,7 +25,7 @@ from pathlib import Path
 
 from driver import CudaError, Driver
 from harness import Build, Gone, Owner, OwnerSettings, Process, Rig, conditions, find_driver, parse_arguments
-from together import CONTROL, mps_server
+from together import CONTROL, mps_server, quit_server
 
 # TIMEOUT: a program that uses the driver's API alone starts within seconds.
 START_S = 40
@@ -162,6 +162,8 @@ class Session:
         rig, folder = self._rig, self._folder
         words = [f"{name}:{TENANT_MIB}:100:normal{suffix(name)}" for name in (*WATCHERS, FAULTY, "one-later")]
         more = ("--mps-control", CONTROL, "--mps-folder", str(folder), "--max-run-ms", str(MAX_RUN_MS))
+        for group in GROUPS:
+            stack.callback(quit_server, folder / group / "pipes", folder / group / "log")
         owner = Owner(rig, OwnerSettings(TENANT_MIB * len(words), 1024, 2, tuple(words), more))
         stack.callback(lambda: owner.process.end(timeout_s=20))
         # TIMEOUT: the daemons start within seconds.

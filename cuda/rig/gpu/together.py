@@ -110,6 +110,13 @@ CASES = (
 )
 
 
+def quit_server(pipes: Path, logs: Path) -> None:
+    """Ends the control daemon and the server in these folders. An owner leaves both to the next owner."""
+    variables = {"CUDA_MPS_PIPE_DIRECTORY": str(pipes), "CUDA_MPS_LOG_DIRECTORY": str(logs)}
+    subprocess.run([CONTROL], env=os.environ | variables, input="quit -t 5\n", text=True, timeout=20, check=False,
+                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
 @contextmanager
 def mps_server(folder: Path):
     """Runs NVIDIA's control daemon, and yields the environment of its clients."""
@@ -121,7 +128,7 @@ def mps_server(folder: Path):
     try:
         yield {"CUDA_MPS_PIPE_DIRECTORY": variables["CUDA_MPS_PIPE_DIRECTORY"]}
     finally:
-        subprocess.run([CONTROL], env=os.environ | variables, input="quit -t 5\n", text=True, timeout=20, check=False)
+        quit_server(folder / "pipes", folder / "log")
         daemon.kill()
         daemon.wait()
 
@@ -164,6 +171,8 @@ class Programs:
         if groups == {"small"}:
             sizes = (SMALL_CARD_MIB, SMALL_HOST_MIB, SMALL_CHUNK_MIB)
         more = ("--mps-control", CONTROL, "--mps-folder", str(mps_folder)) if groups else ()
+        for group in groups:
+            stack.callback(quit_server, mps_folder / group / "pipes", mps_folder / group / "log")
         owner = Owner(rig, OwnerSettings(*sizes, words, more))
         stack.callback(lambda: owner.process.end(timeout_s=20))
         # TIMEOUT: the daemons start within seconds.
