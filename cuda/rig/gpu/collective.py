@@ -538,6 +538,13 @@ def serve(workload: object, answers: TextIO) -> None:
         print(json.dumps(getattr(workload, command.pop("do"))(**command)), file=answers, flush=True)
 
 
+def take_processors(rank: int, ranks: int) -> None:
+    """Restricts this process to its part of the processors, so that runs with and without the library use the same."""
+    processors = sorted(os.sched_getaffinity(0))
+    each = max(1, len(processors) // ranks)
+    os.sched_setaffinity(0, processors[rank * each:(rank + 1) * each] or processors)
+
+
 def main() -> None:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
@@ -551,6 +558,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--rendezvous", default="")
     arguments = parser.parse_args()
+    take_processors(arguments.rank, arguments.ranks)
     try:
         begin = time.perf_counter()
         place = Place(arguments.device, arguments.rank, arguments.ranks, arguments.rendezvous)
