@@ -86,6 +86,10 @@ pub(super) struct Balance {
     /// True if a repeated measurement had the same result although the submissions did not match it. The submissions
     /// are then slower than usual because of other members' work.
     confirmed: bool,
+    /// True while the member has the card to itself for a sample. Otherwise, it is measured while others happen to wait.
+    in_sample: bool,
+    /// True if the length has changed by a measurement outside a sample, and no sample has been taken since.
+    by_chance: bool,
     /// Interval between samples, as a multiple of [`GroupConfig::sample_interval_ns`].
     interval: u64,
     /// Start of the last sample, or time of the last complete measurement.
@@ -118,6 +122,8 @@ impl Balance {
             usual: None,
             changed: false,
             confirmed: false,
+            in_sample: false,
+            by_chance: false,
             interval: 1,
             sampled: None,
             corrected: None,
@@ -204,7 +210,13 @@ impl Balance {
         let (ns, count) = if self.is_steady { self.repeated } else { self.measuring };
         let is_same = is_equal(mean((ns, count)), self.length());
         self.confirmed = is_same && (self.confirmed || self.changed);
-        self.interval = if is_same { (2 * self.interval).min(LONGEST_INTERVAL) } else { 1 };
+        // Measurements outside samples can follow each other within milliseconds, so they confirm nothing.
+        self.interval = match (is_same, self.in_sample) {
+            (true, true) => (2 * self.interval).min(LONGEST_INTERVAL),
+            (true, false) => self.interval,
+            (false, _) => 1,
+        };
+        self.by_chance = !self.in_sample && (self.by_chance || !is_same);
         if self.changed {
             self.corrected = Some(now);
         }
@@ -248,7 +260,9 @@ impl Balance {
         let is_old = is_past(self.sampled, self.interval * config.sample_interval_ns);
         let is_inexact = !self.is_steady && self.alone.1 > 0 && self.alone.0 < ENOUGH_NS;
         let is_past_soon = |at| is_past(at, CHANGED_INTERVAL_NS);
-        is_old || self.changed && is_past_soon(self.corrected) || is_inexact && is_past_soon(self.sampled)
+        // While others wait for the member, its work may take another time than while they work.
+        let is_doubtful = is_inexact || self.by_chance;
+        is_old || self.changed && is_past_soon(self.corrected) || is_doubtful && is_past_soon(self.sampled)
     }
 
     /// Records the end of a sample. A sample that was too short is not repeated immediately. If the length is still
@@ -258,6 +272,7 @@ impl Balance {
         if has_part && self.measuring.0 >= MIN_MEASURED_NS {
             self.complete(now);
         }
+        (self.in_sample, self.by_chance) = (false, false);
         self.sampled = Some(self.sampled.map_or(since, |at| at.max(since)));
         self.changed |= self.alone.1 == 0;
         if self.changed {
@@ -424,6 +439,11 @@ impl GroupTurns {
             && let Some(member) = self.members.get_mut(&ended.tenant)
         {
             member.balance.sample_ended(ended.since, now);
+        }
+        if let Some(Sample { tenant, .. }) = sample
+            && let Some(member) = self.members.get_mut(&tenant)
+        {
+            member.balance.in_sample = true;
         }
         if let Some(group) = self.groups.get_mut(&id) {
             group.sample = sample;
