@@ -86,7 +86,7 @@ pub(super) struct Balance {
     /// True if a repeated measurement had the same result although the submissions did not match it. The submissions
     /// are then slower than usual because of other members' work.
     confirmed: bool,
-    /// True while the member has the card to itself for a sample. Otherwise, it is measured while others happen to wait.
+    /// True during a sample of the member. Otherwise, the member is measured while others happen to wait.
     in_sample: bool,
     /// True if the length has changed by a measurement outside a sample, and no sample has been taken since.
     by_chance: bool,
