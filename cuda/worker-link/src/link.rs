@@ -59,13 +59,16 @@ impl Link {
         Ok((Self(a), Self(b)))
     }
 
-    /// Connects to the device that listens at a socket. Blocks while the listener's queue is full.
+    /// Connects to the device that listens at a socket, without blocking.
     ///
     /// # Errors
-    /// Returns an error if no device listens there.
+    /// Returns an error if no device listens there, or [`io::ErrorKind::WouldBlock`] if the listener's queue is full.
     pub fn connect(path: &Path) -> io::Result<Self> {
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        // The worker's sandbox does not allow the flag `NONBLOCK` above.
+        rustix::io::ioctl_fionbio(&socket, true)?;
         rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+        rustix::io::ioctl_fionbio(&socket, false)?;
         Ok(Self(socket))
     }
 
@@ -179,6 +182,18 @@ impl AsFd for Link {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn connection_to_full_queue_fails_without_blocking() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        rustix::net::bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        rustix::net::listen(&socket, 1).unwrap();
+        let connected: Vec<_> = (0..8).map(|_| Link::connect(&path)).collect();
+        assert!(connected.first().unwrap().is_ok());
+        assert_eq!(connected.last().unwrap().as_ref().map(|_| ()).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    }
 
     #[test]
     fn messages_cross_and_end_is_noticed() {
