@@ -162,9 +162,9 @@ impl CudaDevice {
 
     /// Begins a reset. When this function returns, the queue is no longer in use. The executor performs the other
     /// steps.
-    fn begin_reset(&self) {
+    fn begin_reset(&self, begin: fn(&mut Registers)) {
         let mut state = self.shared.state.lock();
-        state.registers.begin_reset();
+        begin(&mut state.registers);
         state.record_registers();
         state.drop_queue();
         drop(state);
@@ -240,7 +240,7 @@ impl Device for CudaDevice {
                     self.shared.kicks.fetch_add(1, Ordering::Relaxed);
                     self.shared.wake.wake();
                 }
-                Effect::Reset => self.begin_reset(),
+                Effect::Reset => self.begin_reset(Registers::begin_reset),
             },
             RegionIndex::Bar4 => {
                 let window = self.shared.state.lock().window.clone();
@@ -269,7 +269,7 @@ impl Device for CudaDevice {
         self.pci.reset();
         self.record_config();
         self.set_bus_master(false);
-        self.begin_reset();
+        self.begin_reset(Registers::begin_function_reset);
     }
 
     fn take_journal(&mut self, file: Arc<OwnedFd>) -> Result<(), MapError> {

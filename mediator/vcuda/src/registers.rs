@@ -296,9 +296,15 @@ impl Registers {
         (self.config_vector != NO_VECTOR).then_some(self.config_vector)
     }
 
-    /// Clears all registers, and marks the device as being reset until [`Self::reset`].
+    /// Begins a reset of the virtio device. Keeps the MSI-X table, which belongs to the PCI function.
     pub(crate) fn begin_reset(&mut self) {
-        *self = Self { is_resetting: true, status: status::NEEDS_RESET, ..Self::default() };
+        *self = Self { is_resetting: true, status: status::NEEDS_RESET, table: self.table, ..Self::default() };
+    }
+
+    /// Begins a reset of the PCI function, which also clears the MSI-X table.
+    pub(crate) fn begin_function_reset(&mut self) {
+        self.begin_reset();
+        self.table = Self::default().table;
     }
 
     /// Returns true if a reset is incomplete.
@@ -347,6 +353,20 @@ mod tests {
         let mut data = [0; 8];
         registers.read(offset, &mut data[..len]);
         u64::from_le_bytes(data)
+    }
+
+    #[test]
+    fn only_function_reset_clears_msix_table() {
+        let mut registers = driven();
+        registers.write(MSIX_TABLE.start, &0xfee0_0000u32.to_le_bytes());
+        let before = read(&mut registers, MSIX_TABLE.start, 4);
+        assert_eq!(registers.write(common::STATUS, &[0]), Effect::Reset);
+        registers.begin_reset();
+        registers.reset();
+        assert_eq!(read(&mut registers, MSIX_TABLE.start, 4), before);
+        registers.begin_function_reset();
+        registers.reset();
+        assert_eq!(read(&mut registers, MSIX_TABLE.start, 4), read(&mut Registers::default(), MSIX_TABLE.start, 4));
     }
 
     /// Sets up the registers as Linux does, up to DRIVER_OK.
