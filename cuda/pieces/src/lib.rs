@@ -213,7 +213,7 @@ impl<S: Copy + Ord> Pieces<S> {
         self.pieces.get(&id).map(|piece| piece.memory)
     }
 
-    /// Starts to allocate host pieces for the stock, at most [`STOCKING_MOST`] at a time.
+    /// Starts to allocate host pieces for the stock, at most two at a time.
     pub fn refill(&mut self, orders: &mut Vec<impl From<Order>>) {
         while self.is_short() {
             self.stocking += 1;
@@ -236,7 +236,7 @@ impl<S: Copy + Ord> Pieces<S> {
         self.prepared.insert(tenant, u32::try_from(missing).unwrap_or(u32::MAX));
     }
 
-    /// Continues the preparations: starts to allocate host pieces, at most [`STOCKING_MOST`] at a time.
+    /// Continues the preparations: starts to allocate host pieces, at most two at a time.
     pub fn continue_preparing(&mut self, orders: &mut Vec<impl From<Order>>) {
         while self.stocking < STOCKING_MOST && self.lacks_prepared() {
             self.stocking += 1;
