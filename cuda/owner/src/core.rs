@@ -661,7 +661,7 @@ impl Core {
             self.balance();
             self.carry_out_orders();
         }
-        // Without this memory, a preparation would wait for other tenants' moves.
+        // A preparation does not wait until no memory is moving, because other tenants' moves may never pause.
         self.pieces.continue_preparing(&mut self.actions);
         if !self.machine.relocations.is_idle() {
             self.deadlines.set(Deadline::Restock, self.clock + RESTOCK_NS);

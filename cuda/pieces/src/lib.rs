@@ -216,8 +216,7 @@ impl<S: Copy + Ord> Pieces<S> {
     /// Starts to allocate host pieces for the stock, at most two at a time.
     pub fn refill(&mut self, orders: &mut Vec<impl From<Order>>) {
         while self.is_short() {
-            self.stocking += 1;
-            self.make(Memory::Host, Use::Stocking, true, orders);
+            self.stock_another(orders);
         }
     }
 
@@ -239,8 +238,7 @@ impl<S: Copy + Ord> Pieces<S> {
     /// Continues the preparations: starts to allocate host pieces, at most two at a time.
     pub fn continue_preparing(&mut self, orders: &mut Vec<impl From<Order>>) {
         while self.stocking < STOCKING_MOST && self.lacks_prepared() {
-            self.stocking += 1;
-            self.make(Memory::Host, Use::Stocking, true, orders);
+            self.stock_another(orders);
         }
     }
 
@@ -294,6 +292,12 @@ impl<S: Copy + Ord> Pieces<S> {
     /// Returns the number of card or host pieces.
     pub fn count(&self, memory: Memory) -> usize {
         self.pieces.values().filter(|piece| piece.memory == memory).count()
+    }
+
+    /// Starts to allocate a host piece for the stock.
+    fn stock_another(&mut self, orders: &mut Vec<impl From<Order>>) {
+        self.stocking += 1;
+        self.make(Memory::Host, Use::Stocking, true, orders);
     }
 
     fn make(&mut self, memory: Memory, used: Use<S>, zeroed: bool, orders: &mut Vec<impl From<Order>>) -> PieceId {

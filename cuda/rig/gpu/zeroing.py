@@ -1,14 +1,13 @@
 """Measures how another process's way of zeroing card memory delays decode loops; writes one JSON file.
 
-Usage: zeroing.py --json FILE [--seconds N]. Four decode loops run as clients of MPS, and then two without MPS. Meanwhile,
-another process without MPS zeroes a piece of memory 40 times per second, as a card's owner does for new chunks: with the
+Usage: zeroing.py --json FILE [--seconds N]. Four decode loops run as clients of MPS, then two without MPS, and then
+one. Meanwhile, another process without MPS zeroes a piece of memory 40 times per second, as a card's owner does for new chunks: with the
 driver's memset, with a copy from zeroed card memory, with a copy from zeroed pinned host memory, or it only creates,
 maps and unmaps memory. Two ways zero pinned host memory: with the driver's memset, and with a copy between host memory.
 """
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -68,7 +67,7 @@ class Zeroer:
 
 
 def zero_repeatedly(way: str, size: int) -> None:
-    """Zeroes until standard input ends, and prints the times."""
+    """Zeroes for the number of seconds that a line of standard input contains, and prints the times."""
     zeroer, times = Zeroer(way, size), []
     print("ready", flush=True)
     stop = time.monotonic() + float(sys.stdin.readline())
@@ -80,26 +79,24 @@ def zero_repeatedly(way: str, size: int) -> None:
     print(json.dumps({"count": len(times), "p50_ms": pick(0.5), "p99_ms": pick(0.99)}), flush=True)
 
 
-def measure(loops: dict[str, Process], way: str | None, size_mib: int, seconds: float) -> dict:
+def measure(rig: Rig, loops: dict[str, Process], way: str | None, size_mib: int, seconds: float) -> dict:
     """Returns the loops' token times while another process zeroes memory, and that process's times."""
     child = None
     if way is not None:
-        command = [sys.executable, __file__, "--way", way, "--size", str(size_mib * MIB)]
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        child.stdout.readline()
+        child = rig.python(None, "zeroing.py", "--way", way, "--size", size_mib * MIB)
+        child.line(START_S)
     for process in loops.values():
         process.say("begin")
     time.sleep(0.2)
     if child:
-        child.stdin.write(f"{seconds - 0.4}\n")
-        child.stdin.flush()
+        child.say(str(seconds - 0.4))
     time.sleep(seconds - 0.2)
     for process in loops.values():
         process.say("end")
     tokens = [json.loads(process.line(ANSWER_S)) for process in loops.values()]
-    zeroed = json.loads(child.stdout.readline()) if child else None
+    zeroed = json.loads(child.line(ANSWER_S)) if child else None
     if child:
-        child.wait(timeout=20)
+        child.end(timeout_s=20)
     return {"way": way, "mib": size_mib, "zeroing": zeroed,
             "tokens_per_s": round(sum(one["tokens"] / one["seconds"] for one in tokens), 1),
             "p50_ms": [one["gap_p50_ms"] for one in tokens], "p99_ms": [one["gap_p99_ms"] for one in tokens],
@@ -130,7 +127,7 @@ def main() -> None:
                             ("one program without MPS", dict([*plain.items()][:1]))):
             for size in SIZES_MIB:
                 for way in ((None, *WAYS) if size == SIZES_MIB[0] else (*WAYS[:3], *WAYS[4:])):
-                    row = {"programs": name, **measure(loops, way, size, arguments.seconds)}
+                    row = {"programs": name, **measure(rig, loops, way, size, arguments.seconds)}
                     report["rows"].append(row)
                     print(json.dumps(row), flush=True)
                     arguments.json.write_text(json.dumps(report, indent=1) + "\n")

@@ -160,8 +160,8 @@ impl CudaDevice {
         self.pci.read(0, &mut self.shared.state.lock().config);
     }
 
-    /// Begins a reset. When this function returns, the queue is no longer in use. The executor performs the other
-    /// steps.
+    /// Begins a reset, with `begin` for the registers. When this function returns, the queue is no longer in use. The
+    /// executor performs the other steps.
     fn begin_reset(&self, begin: fn(&mut Registers)) {
         let mut state = self.shared.state.lock();
         begin(&mut state.registers);

@@ -296,12 +296,13 @@ impl Registers {
         (self.config_vector != NO_VECTOR).then_some(self.config_vector)
     }
 
-    /// Begins a reset of the virtio device. Keeps the MSI-X table, which belongs to the PCI function.
+    /// Clears all registers, and marks the device as being reset until [`Self::reset`]. Keeps the MSI-X table, which
+    /// belongs to the PCI function.
     pub(crate) fn begin_reset(&mut self) {
         *self = Self { is_resetting: true, status: status::NEEDS_RESET, table: self.table, ..Self::default() };
     }
 
-    /// Begins a reset of the PCI function, which also clears the MSI-X table.
+    /// Like [`Self::begin_reset`], for a reset of the PCI function, which also clears the MSI-X table.
     pub(crate) fn begin_function_reset(&mut self) {
         self.begin_reset();
         self.table = Self::default().table;
