@@ -9,7 +9,7 @@ use crate::{
     Stuck, Submission, TenantId, work_va,
 };
 use nvspec::addr::GuestVramAddr;
-use nvspec::fifo::{ChannelId, VirtualChannelId};
+use nvspec::fifo::{self, ChannelId, VirtualChannelId};
 use nvspec::instance::{ramfc, userd};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -543,13 +543,14 @@ impl Rig {
             let busy = self.tracks.iter().any(|((owner, channel), _)| {
                 owner == vm && self.world.channels.in_flight(*owner, VirtualChannelId(*channel)) > 0
             });
-            if !busy {
+            // An unknown engine ends no round: a VM with ended work is still notified for the known engines.
+            if !busy && engine < fifo::engine::COUNT {
                 self.worked.remove(vm);
             }
         }
         // Count the VMs with ended work that were not notified.
         let news = self.world.channels.vms.iter().filter(|(_, vm)| vm.news == 0x3f).count();
-        assert!(engine >= 6 || news == 0, "no VM waits for an interrupt that was raised");
+        assert!(engine >= fifo::engine::COUNT || news == 0, "no VM waits for an interrupt that was raised");
         // End the round of notifications.
         self.completed();
     }
