@@ -93,6 +93,9 @@ pub const LINK_COMPLETE: u16 = FIRST + 18;
 /// Reads the result of a completed link: its handle, offset in bytes. The reply contains as many bytes from this offset
 /// as fit.
 pub const LINK_READ: u16 = FIRST + 19;
+/// Takes output of kernels, without further words. The reply contains the number of bytes that the worker still has,
+/// the number of bytes that follow, and the bytes. The worker replies even if the context is not usable.
+pub const OUTPUT: u16 = FIRST + 20;
 
 /// Queries the name of a function: its handle, 1 for a library kernel or 0. The reply contains the length and the bytes
 /// of the name.

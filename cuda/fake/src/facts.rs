@@ -154,6 +154,7 @@ fn reset(device: c_int) -> i32 {
         return INVALID_DEVICE;
     }
     cuda_exports::forget_context(CONTEXT + device as u64);
+    crate::output::write();
     SUCCESS
 }
 

@@ -12,6 +12,7 @@ use std::os::fd::AsRawFd as _;
 use std::sync::{Mutex, PoisonError};
 
 use crate::card::{Allocation, Card, Tier};
+use crate::output;
 use crate::result::{INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
 use crate::space::GRANULE;
 
@@ -61,6 +62,7 @@ pub fn create(card: &Card) -> Result<u64, i32> {
 
 /// Destroys a context created by [`create`].
 pub fn destroy(number: u64) -> i32 {
+    output::write();
     with(|has, _| if has.remove(&Of::Context(number)).is_some() { SUCCESS } else { INVALID_CONTEXT })
 }
 
@@ -121,6 +123,7 @@ pub fn is_loaded(module: u64) -> bool {
 
 /// Unloads a module.
 pub fn unload(module: u64) -> i32 {
+    output::write();
     with(|has, _| if has.remove(&Of::Module(module)).is_some() { SUCCESS } else { INVALID_HANDLE })
 }
 

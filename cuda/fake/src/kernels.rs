@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use crate::{access, mps, views};
+use crate::{access, mps, output, views};
 
 /// Definition of a kernel.
 #[derive(Clone, Copy)]
@@ -25,7 +25,7 @@ pub struct Kernel {
 }
 
 /// All available kernels.
-pub const KERNELS: [Kernel; 12] = [
+pub const KERNELS: [Kernel; 13] = [
     // Writes `value + i` to word `i` of `count` words.
     Kernel {
         name: "fill",
@@ -115,6 +115,14 @@ pub const KERNELS: [Kernel; 12] = [
         variable: Some("tally"),
         time: |_| Duration::ZERO,
         run: |a| store(a[0], a[1]),
+    },
+    // Prints `count` lines with `value`.
+    Kernel {
+        name: "print",
+        arguments: 2,
+        variable: None,
+        time: |_| Duration::ZERO,
+        run: |a| output::store(a[0], a[1]),
     },
 ];
 

@@ -20,6 +20,7 @@
 //! - Access between cards ([`peers`]): work that uses another card's memory without access rights kills the program.
 //! - Checkpoints ([`checkpoint`]): one process suspends another and removes it from the card.
 //! - Memory for purposes other than allocations ([`further`]): contexts, limits, module variables.
+//! - Output of kernels ([`output`]), which only certain calls write.
 //! - Registered host memory, and host functions in streams ([`pinned`]).
 //! - NVML ([`nvml`]): processes with a context and their memory usage, the card's memory, and its other properties
 //!   ([`nvml_facts`]).
@@ -44,6 +45,7 @@ mod modules;
 mod mps;
 mod nvml;
 mod nvml_facts;
+mod output;
 mod pairs;
 mod peers;
 mod pinned;

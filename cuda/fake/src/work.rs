@@ -15,7 +15,7 @@ use crate::result::{
     NOT_READY, SUCCESS,
 };
 use crate::space::GRANULE;
-use crate::{access, card, current, memory, modules, mps, registered};
+use crate::{access, card, current, memory, modules, mps, output, registered};
 
 /// `CUhostFn`.
 pub type HostFunction = unsafe extern "C" fn(*mut std::ffi::c_void);
@@ -339,6 +339,9 @@ pub fn submit(handle: u64, op: Op) -> i32 {
         Op::Write(to, unsafe { std::slice::from_raw_parts(from as *const u8, bytes as usize) }.into())
     };
     let is_captured = capturing(handle) != Ok(0);
+    if matches!(op, Op::Kernel(..) | Op::Graph(..)) {
+        output::write();
+    }
     let op = match op {
         Op::Copy(to, from, bytes) if !is_captured && is_pageable(from) => write(to, from, bytes),
         Op::Rows(rows) if !is_captured && rows.first().is_some_and(|row| is_pageable(row[1])) => {
@@ -377,6 +380,7 @@ pub fn finish(handle: u64) -> i32 {
         Ok((sent, event, record)) => {
             sent.send();
             event.wait(record);
+            output::write();
             SUCCESS
         }
         Err(error) => error,
@@ -417,6 +421,7 @@ fn finish_streams(which: impl Fn(&Stream) -> bool) -> i32 {
         sent.send();
         event.wait(record);
     }
+    output::write();
     SUCCESS
 }
 
@@ -658,6 +663,7 @@ pub fn synchronize(event: u64) -> i32 {
     match find(event) {
         Ok(found) => {
             found.wait(found.recorded.load(Ordering::SeqCst));
+            output::write();
             SUCCESS
         }
         Err(error) => error,

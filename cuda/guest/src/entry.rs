@@ -13,7 +13,7 @@ use cuda_calls::{CALLS, Treatment};
 use crate::frame::{Frame, Handler};
 use crate::lookup::{self, Tables};
 use crate::result::{NOT_INITIALIZED, NOT_SUPPORTED};
-use crate::{call, fork, report};
+use crate::{call, fork, output, report};
 
 include!(concat!(env!("OUT_DIR"), "/stubs.rs"));
 
@@ -75,7 +75,12 @@ extern "C" fn dispatch(symbol: usize, registers: *const u64, stack: *const u64) 
     let Some(handler) = HANDLERS.get(index) else { return NOT_SUPPORTED };
     let frame = Frame { registers, stack, index, per_thread };
     // A panic must not unwind into the program.
-    std::panic::catch_unwind(|| handler(&frame)).unwrap_or_else(|_| {
+    let call = || {
+        let code = handler(&frame);
+        output::print();
+        code
+    };
+    std::panic::catch_unwind(call).unwrap_or_else(|_| {
         report!("{name} failed unexpectedly");
         crate::result::LAUNCH_FAILED
     })

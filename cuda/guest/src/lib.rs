@@ -33,6 +33,7 @@ mod memory;
 mod names;
 mod nodes;
 mod nvml;
+mod output;
 mod pinned;
 mod registered;
 mod streaming;

@@ -41,6 +41,8 @@ pub enum StepKind {
     /// Writes a variable of a module or library. The words are the handle, the variable's size in bytes, the length of
     /// its name in bytes, and the name. The file contains its contents.
     Variable,
+    /// Output of kernels that the guest has not taken. The words are its size in bytes and the bytes.
+    Output,
 }
 
 /// One step of a replay.
@@ -169,6 +171,7 @@ impl SavedState {
                 StepKind::Memory => 1,
                 StepKind::Again => 2,
                 StepKind::Variable => 3,
+                StepKind::Output => 4,
             };
             let count = step.words.len() as u64;
             words.extend([u64::from(step.op) | kind << 16, step.route, image, count]);
@@ -209,6 +212,7 @@ impl SavedState {
                 1 => StepKind::Memory,
                 2 => StepKind::Again,
                 3 => StepKind::Variable,
+                4 => StepKind::Output,
                 _ => return Err(Malformed),
             };
             let image = match image {
@@ -253,6 +257,7 @@ mod tests {
                 step(StepKind::Memory, 0, None, &[1 << 45, 512]),
                 step(StepKind::Again, 2, Some(&image), &[]),
                 step(StepKind::Variable, 0, None, &[7, 8, 1, 0x61]),
+                step(StepKind::Output, 0, None, &[2, 0x6261]),
             ],
         }
     }

@@ -5,7 +5,8 @@
 //! a script: it grants requests, moves random chunks, and ends turns, without any policy. [`calls`] measures individual
 //! calls, and [`stall`] stops a program's replies. [`neighbour`] is an honest program that reports its progress, and
 //! [`raw`] is a client without the library; tests with hostile programs use both. [`runtime`] calls NVIDIA's CUDA
-//! runtime. [`cards`] uses several cards in one program. [`attack`] makes system calls in the driver's process.
+//! runtime. [`cards`] uses several cards in one program. [`attack`] makes system calls in the driver's process, and
+//! [`printing`] runs kernels that print.
 //!
 //! This crate does not make the decisions of a card's owner.
 
@@ -17,6 +18,7 @@ pub mod neighbour;
 pub mod nvml;
 pub mod own;
 pub mod owner;
+pub mod printing;
 pub mod raw;
 pub mod runtime;
 pub mod stall;

@@ -84,6 +84,21 @@ fn boxes_arrays_textures_and_nodes_are_those_of_the_driver() {
 }
 
 #[test]
+fn output_of_kernels_is_printed_when_the_driver_prints_it() {
+    let rig = Rig::new(256);
+    let mut plain = Program::start(rig.command(PROGRAM, "plain").arg("printing"));
+    let _owner = owner(&rig, 64, &[]);
+    let guest = Loopback::start(&rig, "a");
+    let mut program = Program::start(guest.command(&rig, PROGRAM).arg("printing"));
+    // The last kernel prints more than fits into a pipe.
+    for line in ["context", "stream", "copy", "launch", "stream", "many"] {
+        let printed = program.print(line);
+        assert_eq!(printed, plain.print(line), "{line}");
+        assert_eq!(printed.is_empty(), line == "launch", "{line}");
+    }
+}
+
+#[test]
 fn registered_memory_is_copied_and_not_mapped() {
     let rig = Rig::new(256);
     let _owner = owner(&rig, 64, &[]);

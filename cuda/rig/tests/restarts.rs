@@ -81,6 +81,19 @@ fn objects_of_all_kinds_survive_restarts() {
 }
 
 #[test]
+fn output_of_kernels_survives_a_restart() {
+    let rig = Rig::new(256);
+    let _owner = owner(&rig, 64, &[]);
+    let guest = Loopback::start(&rig, "a");
+    let mut program = start(&rig, &guest, &["printing"]);
+    for _ in 0..3 {
+        assert!(program.print("launch").is_empty(), "the driver does not write before a wait");
+        guest.restart(only_worker(&guest)).expect("restarted");
+        assert_eq!(program.print("stream").len(), 4, "two kernels have printed");
+    }
+}
+
+#[test]
 fn object_that_prevents_a_restart_is_named_and_nothing_changes() {
     let rig = Rig::new(256);
     let _owner = owner(&rig, 64, &[]);

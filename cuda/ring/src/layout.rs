@@ -83,6 +83,8 @@ pub mod control {
     pub const CALLBACKS_POSTED: u64 = 0x240;
     /// Number of callbacks completed by the guest.
     pub const CALLBACKS_DONE: u64 = 0x280;
+    /// Number of bytes of kernels' output that the guest has not taken. Written by the worker.
+    pub const OUTPUT: u64 = 0x2c0;
     /// Ring of callback identifiers, with [`CALLBACK_COUNT`] words.
     pub const CALLBACKS: u64 = 0x400;
     /// Maximum number of posted callbacks that have not completed. A power of two.
@@ -152,7 +154,7 @@ mod tests {
         }
         assert_eq!(BlobKind::from_number(0), None);
         const {
-            assert!(control::CALLBACKS_DONE < control::CALLBACKS);
+            assert!(control::CALLBACKS_DONE < control::OUTPUT && control::OUTPUT < control::CALLBACKS);
             assert!(control::CALLBACKS + 8 * control::CALLBACK_COUNT <= control::PIECES);
             assert!(control::PIECES + 8 * staging::PIECE_COUNT <= control::SLOTS);
             assert!(control::SLOTS + control::SLOT_COUNT * control::SLOT_BYTES <= control::AREAS);

@@ -10,6 +10,7 @@ use object_log::{Log, Outcome};
 
 use crate::driver::{Driver, NOT_SUPPORTED, Needed};
 use crate::objects::{Objects, TooMany};
+use crate::output::Output;
 use crate::pending::{Linked, Origin, Wait, Waits};
 use crate::processes;
 use crate::window::Window;
@@ -106,6 +107,7 @@ pub struct Executor {
     pub(crate) counts: Vec<u64>,
     pub(crate) next_reservation: u64,
     pub(crate) started: bool,
+    pub(crate) output: Output,
     arena: Arena,
     effects: Vec<Effect>,
     current: Option<u32>,
@@ -148,6 +150,7 @@ impl Executor {
             mode: 0,
             next_reservation: RESERVATIONS,
             started: false,
+            output: Output::default(),
             reported: BTreeSet::new(),
         }
     }
@@ -172,6 +175,9 @@ impl Executor {
         }
         if !self.started {
             return Err(Broken::Malformed);
+        }
+        if origin.header.op == own::OUTPUT {
+            return self.take_output(origin, words);
         }
         self.set_mode(origin.route.capture_mode);
         if let Err(code) = self.enter(origin.route.context) {
@@ -229,6 +235,17 @@ impl Executor {
         self.started = matches;
         // Report this side's versions. If they differ, the guest reports which side must be updated.
         self.finish(origin, if matches { 0 } else { NOT_SUPPORTED }, &[cuda_ring::VERSION, CALLS.len() as u64]);
+        Ok(())
+    }
+
+    /// Replies with output of kernels.
+    fn take_output(&mut self, origin: Origin, words: &[u64]) -> Result<(), Broken> {
+        let needed = flags::ANSWER | flags::AREA;
+        if !words.is_empty() || origin.header.flags & needed != needed {
+            return Err(Broken::Malformed);
+        }
+        let results = self.output.take(&self.control);
+        self.finish(origin, 0, &results);
         Ok(())
     }
 
@@ -296,6 +313,8 @@ impl Executor {
         }
         if matches!(effect, Effect::ChangesContext | Effect::EndsPrimary) {
             self.current = None;
+            // The driver has written the output of the context that it has destroyed.
+            self.output.collect(&self.control);
         }
         let [first, ..] = prepared.values;
         // If ending a capture fails, the capture may still be open.
@@ -399,6 +418,9 @@ impl Executor {
                 self.report(origin.header.op, code);
             }
             return;
+        }
+        if self.output.has_printed() {
+            self.output.collect(&self.control);
         }
         if results.len() <= slots::INLINE_WORDS {
             self.control.write(slots::data(slot), results);

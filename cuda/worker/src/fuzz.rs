@@ -175,6 +175,42 @@ mod tests {
         }
     }
 
+    #[test]
+    fn output_is_taken_in_parts_and_restored_in_another_worker() {
+        const SIZE: usize = 100_000;
+        let text: Vec<u8> = (0..SIZE).map(|at| at as u8).collect();
+        let mut words = vec![SIZE as u64];
+        words.extend(text.chunks(8).map(|part| part.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte))));
+        let step = |words: &[u64]| Step { kind: StepKind::Output, op: 0, route: 0, words: words.to_vec(), image: None };
+        let _alone = alone();
+        let window = window();
+        let control = window.first(BlobKind::Control).expect("added");
+        let mut executor = Executor::new(Driver::accepting(), control, window);
+        executor.execute(&message(own::START, &[cuda_ring::VERSION, CALLS.len() as u64, 7])).expect("valid");
+        for wrong in [&[][..], &[8], &[1, 2, 3], &[u64::MAX, 1], &[9 << 20]] {
+            assert_eq!(executor.output.restore(&step(wrong)), Err(0), "{wrong:?}");
+        }
+        executor.output.restore(&step(&words)).expect("valid");
+        assert_eq!(executor.output.step(), Some(step(&words)));
+        let take = |flags| [Header { op: own::OUTPUT, flags, words: 2 }.word(), 1 << 32].to_vec();
+        // Without an area, the reply has no room.
+        assert_eq!(executor.execute(&take(own::flags::ANSWER)), Err(Broken::Malformed));
+        let mut taken = Vec::new();
+        for count in [control::AREA_BYTES as usize - 16, SIZE - (control::AREA_BYTES as usize - 16), 0] {
+            executor.execute(&take(own::flags::ANSWER | own::flags::AREA | 2)).expect("valid");
+            let mut reply = vec![0; 2 + count.div_ceil(8)];
+            let place = if reply.len() > slots::INLINE_WORDS { slots::area(2) } else { slots::data(1) };
+            control.read(place, &mut reply);
+            taken.extend(reply[2..].iter().flat_map(|word| word.to_le_bytes()).take(count));
+            assert_eq!(reply[..2], [(SIZE - taken.len()) as u64, count as u64]);
+            assert_eq!(control.load(control::OUTPUT), reply[0]);
+        }
+        assert!(taken == text, "the bytes are those of the kernels");
+        assert_eq!(executor.output.step(), None);
+        // SAFETY: the executor is no longer used.
+        unsafe { executor.window().unmap() };
+    }
+
     fn copy_box(piece: u64, is_out: u64, copy: BoxCopy, data: &[u64]) -> Vec<u64> {
         message(own::COPY_BOX, &[&[piece, handle(Kind::Stream, 1), is_out], &copy.to_3d()[..], data].concat())
     }

@@ -11,6 +11,7 @@
 //!   `pinned`, `host_functions`, `nodes` and `links` handle calls that have their own messages.
 //! - `waits` handles calls whose reply is sent when work on the card completes. Such calls never block the ring.
 //! - `save` writes the state of a program to a file, and `restore` continues from it in another worker.
+//! - `output` collects the output of kernels.
 //! - `device_link` connects to the next daemon after the connection to the current one was closed.
 //! - `objects` maps the guest's handles to the driver's; `window` maps the shared memory; `driver` calls the library.
 //! - `sandbox` restricts the process, because a guest may be able to run arbitrary code in its worker.
@@ -33,6 +34,7 @@ mod links;
 mod names;
 mod nodes;
 mod objects;
+mod output;
 mod pending;
 mod pinned;
 mod processes;
@@ -48,5 +50,6 @@ pub use arguments::SandboxArgs;
 pub use device_link::DeviceLink;
 pub use driver::{Driver, LoadError};
 pub use executor::{Broken, Executor};
+pub use output::Output;
 pub use serve::{ServeError, Start, serve};
 pub use window::{Window, WindowError};

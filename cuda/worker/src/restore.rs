@@ -97,6 +97,7 @@ impl Executor {
                 StepKind::Message | StepKind::Again => self.replay_message(step),
                 StepKind::Memory => self.allocate_again(step),
                 StepKind::Variable => Ok(()),
+                StepKind::Output => self.output.restore(step),
             };
             done.map_err(|code| failed(number, step, code))?;
         }
@@ -104,7 +105,7 @@ impl Executor {
         // Write the contents last, because copies would disturb the captures that the steps repeat.
         for (number, step) in state.steps.iter().enumerate() {
             let target = match step.kind {
-                StepKind::Message | StepKind::Again => continue,
+                StepKind::Message | StepKind::Again | StepKind::Output => continue,
                 StepKind::Memory => self.memory_of(step),
                 StepKind::Variable => self.variable_of(step),
             };

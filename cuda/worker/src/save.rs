@@ -103,6 +103,17 @@ impl Executor {
         Ok(true)
     }
 
+    /// Makes the driver write the output of kernels that have ended. No work may be in flight.
+    fn write_output(&mut self) {
+        for context in self.objects.contexts() {
+            if self.enter(context).is_ok() {
+                self.set_mode(2);
+                self.driver.invoke(Needed::Synchronize, &[]);
+            }
+        }
+        self.output.collect(&self.control);
+    }
+
     /// Writes the program's state to the file. No work may be in flight. `tail` is the read position in the ring.
     ///
     /// # Errors
@@ -120,6 +131,8 @@ impl Executor {
         }
         let first_variable = steps.len();
         steps.extend(variables.iter().map(Variable::step));
+        self.write_output();
+        steps.extend(self.output.step());
         let blob = |(id, blob): (u32, crate::window::Blob)| SavedBlob {
             id,
             kind: blob.kind.number(),

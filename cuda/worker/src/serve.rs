@@ -16,6 +16,7 @@ use crate::device_link::DeviceLink;
 use crate::driver::Driver;
 use crate::executor::{Broken, Executor};
 use crate::host_functions;
+use crate::output::Output;
 use crate::restore::{RestoreError, read_state};
 use crate::window::{Window, WindowError};
 
@@ -64,6 +65,8 @@ pub struct Start {
     pub starter: Option<Link>,
     /// File with the state saved by the program's previous worker.
     pub restore: Option<OwnedFd>,
+    /// Output of kernels, which this process collects.
+    pub output: Output,
     /// Set if the previous worker still has the program, so that this worker must wait for [`ToWorker::Resume`].
     pub is_held: bool,
 }
@@ -270,6 +273,7 @@ fn serve_over(driver: Driver, window: OwnedFd, link: &Arc<DeviceLink>, start: St
         })
     });
     let mut executor = Executor::new(driver, control, window);
+    executor.output = start.output;
     let link = Arc::clone(link);
     let tail = restored.as_ref().map_or(0, |(_, state, _)| state.tail);
     let restore = |executor: &mut Executor| match restored {
@@ -288,6 +292,7 @@ fn serve_over(driver: Driver, window: OwnedFd, link: &Arc<DeviceLink>, start: St
         Err(error) => Err(error.into()),
         Ok(()) => {
             mail.wait_until_resumed(mail.lock());
+            executor.output.watch(control);
             let ordered = Consumer::resume(control, ring, Geometry::ORDERED, tail);
             Service { executor, mail, link, control, message: Vec::new() }.run(ordered)
         }

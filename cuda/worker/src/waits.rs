@@ -33,14 +33,16 @@ impl Executor {
                     }
                 }
                 // The call does not block: no work is in flight, or the driver immediately returns an error.
-                return Some(self.driver.invoke(Needed::Synchronize, &[]));
+                let code = self.driver.invoke(Needed::Synchronize, &[]);
+                self.output.collect(&self.control);
+                return Some(code);
             }
         };
         match self.driver.invoke(query, &[object]) {
             NOT_READY => None,
-            0 => Some(0),
-            // Call the synchronizing function itself, because its error may differ from the query's, and it may affect
-            // a capture.
+            0 if !self.output.has_printed() => Some(0),
+            // Call the synchronizing function itself: it writes the output of kernels, its error may differ from the
+            // query's, and it may affect a capture.
             _ => Some(self.driver.invoke(wait_for, &[object])),
         }
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 use clap::{Parser, Subcommand};
-use cuda_rig::{Cuda, Ipc, attack, calls, neighbour, nvml, own, stall};
+use cuda_rig::{Cuda, Ipc, attack, calls, neighbour, nvml, own, printing, stall};
 
 #[derive(Parser)]
 struct Args {
@@ -223,6 +223,9 @@ enum What {
         #[arg(required = true)]
         words: Vec<String>,
     },
+    /// For each line of input, launches a kernel that prints, waits for it, and prints the line: `context`, `stream`,
+    /// `copy`, `many`, or `launch`, which does not wait.
+    Printing,
     /// Prints the processes that NVML lists for the card. Never calls the driver.
     Processes,
 }
@@ -299,6 +302,7 @@ fn main() -> Result<()> {
             neighbour::work(cuda, kernel_us, mib, Duration::from_millis(ask_ms), &lines())
         }
         What::Names { file } => print(format!("{:?}", cuda.name_functions(&file)?)),
+        What::Printing => printing::work(cuda, &lines()),
         What::Nvml | What::Processes => nvml_says(),
     }
 }

@@ -205,6 +205,12 @@ impl Program {
         writeln!(self.input.as_mut().expect("open"), "{line}").expect("written");
     }
 
+    /// Sends a line to a program that repeats each line. Returns the lines that the program prints before that.
+    pub fn print(&mut self, line: &str) -> Vec<String> {
+        self.say(line);
+        std::iter::repeat_with(|| self.line()).take_while(|printed| printed != line && !printed.is_empty()).collect()
+    }
+
     /// Closes the program's standard input.
     pub fn close(&mut self) {
         self.input = None;

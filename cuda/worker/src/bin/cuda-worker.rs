@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Parser;
 use cuda_worker::sandbox::{Options, Sandbox, SandboxError};
-use cuda_worker::{DeviceLink, Driver, SandboxArgs, Start, serve};
+use cuda_worker::{DeviceLink, Driver, Output, SandboxArgs, Start, serve};
 use rustix::event::{PollFd, PollFlags, poll};
 use worker_link::{FromWorker, Link, Reason, Rejoin};
 
@@ -107,7 +107,9 @@ fn main() -> Result<()> {
     let own = |number| unsafe { OwnedFd::from_raw_fd(number) };
     let (window, link) = (own(args.window_fd), Link::new(own(args.link_fd)));
     let (starter, restore) = (args.starter_fd.map(own).map(Link::new), args.restore_fd.map(own));
-    let start = Start { starter, restore, is_held: args.held };
+    // Collect output before the driver is loaded, because its C library's stream must not be in use.
+    let output = Output::redirect()?;
+    let start = Start { starter, restore, output, is_held: args.held };
     let more = start.starter.iter().map(Link::as_fd).chain(start.restore.iter().map(OwnedFd::as_fd));
     for descriptor in [window.as_fd(), link.as_fd()].into_iter().chain(more) {
         rustix::io::fcntl_setfd(descriptor, rustix::io::FdFlags::CLOEXEC)?;
