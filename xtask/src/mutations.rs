@@ -80,11 +80,17 @@ pub fn run(filters: &[String], resume: bool) -> Result<bool> {
         .collect();
     let packages = wanted.iter().map(|mutation| mutation.package.as_str()).collect();
     let (build, sources, programs) = build(&wanted, (!filters.is_empty()).then_some(&packages))?;
+    let filters_of = |package: &str| -> Vec<&str> {
+        let of_package = wanted.iter().filter(|mutation| mutation.package == package);
+        of_package.flat_map(|mutation| mutation.filters()).collect::<BTreeSet<_>>().into_iter().collect()
+    };
+    // Report a filter without tests before any test runs, because all tests together take an hour.
+    for package in &packages {
+        build.concerned(&programs, package, &filters_of(package))?;
+    }
     // The same tests must pass without a mistake. Otherwise, their failure would prove nothing.
     for package in &packages {
-        let of_package = wanted.iter().filter(|mutation| mutation.package == *package);
-        let filters: BTreeSet<_> = of_package.flat_map(|mutation| mutation.filters()).collect();
-        let filters: Vec<_> = filters.into_iter().collect();
+        let filters = filters_of(package);
         let verdict = trial::run(&build.concerned(&programs, package, &filters)?, &filters, None)?;
         ensure!(
             verdict.good() && verdict.tally.passed > 0,
