@@ -246,7 +246,7 @@ fn card_lock_is_free_between_pages_of_moved_window() {
 #[test]
 fn a_neighbours_registers_answer_while_a_window_is_placed() {
     const MOVES: u64 = 48;
-    const MAX_BATCHES: u64 = 5;
+    const MAX_BATCHES: u64 = 50;
     let rig = rig();
     let (mut driver, mut neighbour) = (driver(&rig, 0), super::driver(&rig, 1));
     let at = two_windows(&mut driver);
