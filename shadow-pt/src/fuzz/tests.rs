@@ -55,6 +55,22 @@ proptest! {
     }
 }
 
+/// Fills a directory with entries of full-size tables, whose total size exceeds the limit.
+#[test]
+fn tables_beyond_the_limit_may_be_missing_after_a_restore() {
+    let ops: [[u8; OP_BYTES]; 6] = [
+        [47, 16, 0, 15, 0, 0, 0, 0],
+        [176, 1, 33, 63, 0, 0, 0, 0],
+        [108, 5, 15, 133, 8, 0, 19, 228],
+        [11, 20, 113, 83, 52, 86, 42, 207],
+        [104, 131, 157, 50, 185, 183, 194, 70],
+        [11, 8, 188, 164, 121, 47, 39, 252],
+    ];
+    for mode in Mode::ALL {
+        Machine::new(mode, false).run_restored(ops.as_flattened(), 4);
+    }
+}
+
 /// Returns the seed corpus of the fuzz target. Files named `found_*` are inputs that failed or almost failed in the
 /// past. All other files are the output of [`seeds::seeds`]. To regenerate them, run `UPDATE_SEEDS=1 cargo test -p
 /// shadow-pt seeds`.
