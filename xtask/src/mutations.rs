@@ -15,6 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
@@ -88,10 +89,15 @@ pub fn run(filters: &[String], resume: bool) -> Result<bool> {
     for package in &packages {
         build.concerned(&programs, package, &filters_of(package))?;
     }
+    let mut limits = BTreeMap::new();
     // The same tests must pass without a mistake. Otherwise, their failure would prove nothing.
     for package in &packages {
         let filters = filters_of(package);
-        let verdict = trial::run(&build.concerned(&programs, package, &filters)?, &filters, None)?;
+        let began = Instant::now();
+        let verdict =
+            trial::run(&build.concerned(&programs, package, &filters)?, &filters, None, trial::PROGRAM_TIMEOUT)?;
+        // A mistake often makes its test wait forever.
+        limits.insert(*package, trial::MIN_TIMEOUT.max(began.elapsed().saturating_mul(trial::TIMEOUT_FACTOR)));
         ensure!(
             verdict.good() && verdict.tally.passed > 0,
             "{package}: the tests fail without any mutation: {verdict}"
@@ -101,16 +107,21 @@ pub fn run(filters: &[String], resume: bool) -> Result<bool> {
     let mut missed: Vec<&str> = Vec::new();
     // Try separately compiled mistakes last, because they rebuild the same programs.
     let mut alone = Vec::new();
+    let limit_of = |mutation: &Mutation| limits.get(&*mutation.package).copied().unwrap_or(trial::PROGRAM_TIMEOUT);
     for mutation in wanted.iter().copied() {
         let concerned = build.concerned(&programs, &mutation.package, &mutation.filters())?;
         if !sources.has_switch(mutation)
-            || !told(mutation, &trial::run(&concerned, &mutation.filters(), Some(mutation))?, &record)?
+            || !told(
+                mutation,
+                &trial::run(&concerned, &mutation.filters(), Some(mutation), limit_of(mutation))?,
+                &record,
+            )?
         {
             alone.push((mutation, Build::options(&concerned)));
         }
     }
     for (mutation, options) in &alone {
-        let verdict = make_alone(&build, &sources, options, mutation);
+        let verdict = make_alone(&build, &sources, options, mutation, limit_of(mutation));
         if !told(mutation, &verdict.with_context(|| format!("mutation {}", mutation.name))?, &record)? {
             missed.push(&mutation.name);
         }
@@ -136,7 +147,13 @@ fn told(mutation: &Mutation, verdict: &Verdict, record: &Record) -> Result<bool>
 }
 
 /// Makes a single mistake in the copy, builds its tests, reverts the mistake, and runs the tests.
-fn make_alone(build: &Build, sources: &Sources, options: &[String], mutation: &Mutation) -> Result<Verdict> {
+fn make_alone(
+    build: &Build,
+    sources: &Sources,
+    options: &[String],
+    mutation: &Mutation,
+    limit: Duration,
+) -> Result<Verdict> {
     let path = sources.copy.join(&mutation.file);
     let with_switches = fs::read(&path).with_context(|| mutation.file.clone())?;
     let mut text = original(&mutation.file)?;
@@ -147,7 +164,7 @@ fn make_alone(build: &Build, sources: &Sources, options: &[String], mutation: &M
     match built? {
         Built::Programs(programs) => {
             let concerned = build.concerned(&programs, &mutation.package, &mutation.filters())?;
-            trial::run(&concerned, &mutation.filters(), None)
+            trial::run(&concerned, &mutation.filters(), None, limit)
         }
         Built::Refused(_, said) => bail!("it does not build:\n{said}"),
     }

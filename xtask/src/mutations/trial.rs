@@ -20,9 +20,13 @@ use crate::runner::written;
 use crate::tally::{Reader, Tally};
 use crate::watch;
 
-/// Time limit of a program, after which the mistake counts as detected. TIMEOUT: equal to the limit of a test in the
-/// suite `unit`. The tests for one mistake take a few seconds.
-const PROGRAM_TIMEOUT: Duration = Duration::from_secs(600);
+/// Time limit of a program without a mistake. TIMEOUT: equal to the limit of a test in the suite `unit`.
+pub const PROGRAM_TIMEOUT: Duration = Duration::from_secs(600);
+/// Minimum time limit of a program with a mistake, after which the mistake counts as detected. TIMEOUT: the tests for
+/// one mistake take a few seconds.
+pub const MIN_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time limit of a program with a mistake, as a multiple of the time of all tests of its package without one.
+pub const TIMEOUT_FACTOR: u32 = 4;
 
 /// Packages of libraries and programs that `cuda-rig`'s programs load or start without a declared dependency.
 const BESIDE_RIG: [&str; 5] = ["cuda-shim", "cuda-fake", "cuda-owner", "mediatord", "mediatorctl"];
@@ -50,14 +54,14 @@ pub struct Verdict {
     pub tally: Tally,
     /// Names of the failed tests.
     failed: Vec<String>,
-    /// Set if a test program exceeded its time limit.
-    stood: bool,
+    /// Time limit that a test program exceeded.
+    stood: Option<Duration>,
 }
 
 impl Verdict {
     /// Returns true if all tests passed.
     pub fn good(&self) -> bool {
-        self.tally.good() && !self.stood
+        self.tally.good() && self.stood.is_none()
     }
 }
 
@@ -65,9 +69,9 @@ impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let named = self.failed.iter().take(3).map(String::as_str).collect::<Vec<_>>().join(", ");
         match (self.stood, named.is_empty()) {
-            (true, _) => write!(f, "still running after {} s", watch::scaled(PROGRAM_TIMEOUT).as_secs()),
-            (false, true) => write!(f, "{}", self.tally),
-            (false, false) => write!(f, "{}: {named}", self.tally),
+            (Some(limit), _) => write!(f, "still running after {} s", limit.as_secs()),
+            (None, true) => write!(f, "{}", self.tally),
+            (None, false) => write!(f, "{}: {named}", self.tally),
         }
     }
 }
@@ -174,27 +178,28 @@ impl Build {
     }
 }
 
-/// Runs the tests in `programs` with names that contain one of `filters`, with the mistake enabled if one is given.
-pub fn run(programs: &[&Program], filters: &[&str], mistake: Option<&Mutation>) -> Result<Verdict> {
+/// Runs the tests in `programs` with names that contain one of `filters`, with the mistake enabled if one is given. Ends
+/// a program after `limit`.
+pub fn run(programs: &[&Program], filters: &[&str], mistake: Option<&Mutation>, limit: Duration) -> Result<Verdict> {
     let mut verdict = Verdict::default();
     for program in programs {
         let mut command = program.command();
         command.env(BIN_VARIABLE, folder().join("debug")).env_remove(VARIABLE);
         command.envs(mistake.map(|mutation| (VARIABLE, &mutation.name)));
         command.arg("--test-threads=2").args(filters);
-        one(&mut command, &mut verdict)?;
+        one(&mut command, &mut verdict, watch::scaled(limit))?;
     }
     Ok(verdict)
 }
 
-fn one(command: &mut Command, verdict: &mut Verdict) -> Result<()> {
+fn one(command: &mut Command, verdict: &mut Verdict, limit: Duration) -> Result<()> {
     let output = tempfile::tempfile().context("a file for tests' output")?;
     // Use a file, because a pipe would stay open while a process that a test left behind is running.
     command.stdout(output.try_clone()?).stderr(Stdio::null());
     let mut child = command.spawn().context("cannot start tests")?;
-    if !watch::ends_within(&child, watch::scaled(PROGRAM_TIMEOUT))? {
+    if !watch::ends_within(&child, limit)? {
         watch::end(child.id());
-        verdict.stood = true;
+        verdict.stood = Some(limit);
     }
     let good = child.wait().context("waiting for tests")?.success();
     let mut reader = Reader::default();
