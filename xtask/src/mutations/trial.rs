@@ -178,8 +178,8 @@ impl Build {
     }
 }
 
-/// Runs the tests in `programs` with names that contain one of `filters`, with the mistake enabled if one is given. Ends
-/// a program after `limit`.
+/// Runs the tests in `programs` with names that contain one of `filters`, with the mistake enabled if one is given.
+/// Ends a program after `limit`.
 pub fn run(programs: &[&Program], filters: &[&str], mistake: Option<&Mutation>, limit: Duration) -> Result<Verdict> {
     let mut verdict = Verdict::default();
     for program in programs {
