@@ -115,6 +115,9 @@ enum Command {
         /// Skip mistakes that were detected in earlier runs.
         #[arg(long)]
         resume: bool,
+        /// Number of mistakes to test concurrently. The tests without a mistake run under the same load.
+        #[arg(long, value_name = "N", default_value_t = 1)]
+        jobs: usize,
     },
     /// Write the parts of the documentation that are generated from code: tables and pictures.
     Docs,
@@ -181,7 +184,7 @@ fn main() -> ExitCode {
             let options = guests::BenchOptions { json, seconds, rounds, only, all, resume, beside_load, programs };
             guests::bench(name.as_deref(), &options)
         }
-        Command::Mutations { filters, resume } => mutations::run(&filters, resume),
+        Command::Mutations { filters, resume, jobs } => mutations::run(&filters, resume, jobs),
         Command::Docs => write_pages(),
         Command::Package(args) => package::run(&args),
         Command::PythonClient { out } => python::client(out.as_deref()),

@@ -14,7 +14,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write as _;
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -63,8 +65,8 @@ impl Mutation {
 }
 
 /// Tries the mistakes that match one of `filters`, or all mistakes if it is empty. Returns true if tests detected all
-/// of them. If `resume` is true, skips mistakes that were detected in earlier runs.
-pub fn run(filters: &[String], resume: bool) -> Result<bool> {
+/// of them. If `resume` is true, skips mistakes that were detected in earlier runs. Tests `jobs` mistakes concurrently.
+pub fn run(filters: &[String], resume: bool, jobs: usize) -> Result<bool> {
     let all = mutations(&metadata("Cargo.toml")?)?;
     let is_like = |mutation: &Mutation, filter: &str| mutation.name.contains(filter) || mutation.package == filter;
     for filter in filters {
@@ -79,7 +81,7 @@ pub fn run(filters: &[String], resume: bool) -> Result<bool> {
         .filter(|mutation| filters.is_empty() || filters.iter().any(|filter| is_like(mutation, filter)))
         .filter(|mutation| !record.noticed.contains(mutation.name.as_str()))
         .collect();
-    let packages = wanted.iter().map(|mutation| mutation.package.as_str()).collect();
+    let packages: BTreeSet<_> = wanted.iter().map(|mutation| mutation.package.as_str()).collect();
     let (build, sources, programs) = build(&wanted, (!filters.is_empty()).then_some(&packages))?;
     let filters_of = |package: &str| -> Vec<&str> {
         let of_package = wanted.iter().filter(|mutation| mutation.package == package);
@@ -89,38 +91,32 @@ pub fn run(filters: &[String], resume: bool) -> Result<bool> {
     for package in &packages {
         build.concerned(&programs, package, &filters_of(package))?;
     }
-    let mut limits = BTreeMap::new();
     // The same tests must pass without a mistake. Otherwise, their failure would prove nothing.
-    for package in &packages {
+    let limits = in_parallel(jobs, packages.iter().copied(), |package| {
         let filters = filters_of(package);
         let began = Instant::now();
         let verdict =
             trial::run(&build.concerned(&programs, package, &filters)?, &filters, None, trial::PROGRAM_TIMEOUT)?;
-        // A mistake often makes its test wait forever.
-        limits.insert(*package, trial::MIN_TIMEOUT.max(began.elapsed().saturating_mul(trial::TIMEOUT_FACTOR)));
         ensure!(
             verdict.good() && verdict.tally.passed > 0,
             "{package}: the tests fail without any mutation: {verdict}"
         );
         println!("{package}, without a mutation: {verdict}");
-    }
+        // A mistake often makes its test wait forever.
+        Ok((package, trial::MIN_TIMEOUT.max(began.elapsed().saturating_mul(trial::TIMEOUT_FACTOR))))
+    })?;
+    let limits: BTreeMap<_, _> = limits.into_iter().collect();
     let mut missed: Vec<&str> = Vec::new();
-    // Try separately compiled mistakes last, because they rebuild the same programs.
-    let mut alone = Vec::new();
     let limit_of = |mutation: &Mutation| limits.get(&*mutation.package).copied().unwrap_or(trial::PROGRAM_TIMEOUT);
-    for mutation in wanted.iter().copied() {
+    let alone = in_parallel(jobs, wanted.iter().copied(), |mutation| {
         let concerned = build.concerned(&programs, &mutation.package, &mutation.filters())?;
-        if !sources.has_switch(mutation)
-            || !told(
-                mutation,
-                &trial::run(&concerned, &mutation.filters(), Some(mutation), limit_of(mutation))?,
-                &record,
-            )?
-        {
-            alone.push((mutation, Build::options(&concerned)));
-        }
-    }
-    for (mutation, options) in &alone {
+        let filters = mutation.filters();
+        let is_noticed = sources.has_switch(mutation)
+            && told(mutation, &trial::run(&concerned, &filters, Some(mutation), limit_of(mutation))?, &record)?;
+        Ok((!is_noticed).then(|| (mutation, Build::options(&concerned))))
+    })?;
+    // Try separately compiled mistakes last, because they rebuild the same programs.
+    for (mutation, options) in alone.iter().flatten() {
         let verdict = make_alone(&build, &sources, options, mutation, limit_of(mutation));
         if !told(mutation, &verdict.with_context(|| format!("mutation {}", mutation.name))?, &record)? {
             missed.push(&mutation.name);
@@ -129,6 +125,32 @@ pub fn run(filters: &[String], resume: bool) -> Result<bool> {
     missed.iter().for_each(|name| println!("MISSED: {name}"));
     println!("{} mutations, {} missed", wanted.len(), missed.len());
     Ok(missed.is_empty())
+}
+
+/// Calls `work` with each item on `jobs` threads. Returns the results in the order of the items.
+///
+/// # Errors
+///
+/// Returns an error of `work`, after which no further items are started.
+fn in_parallel<T: Send, R: Send>(
+    jobs: usize,
+    items: impl Iterator<Item = T> + Send,
+    work: impl Fn(T) -> Result<R> + Sync,
+) -> Result<Vec<R>> {
+    let (items, results) = (Mutex::new(Some(items.enumerate())), Mutex::new(BTreeMap::new()));
+    let next = || items.lock().unwrap_or_else(PoisonError::into_inner).as_mut().and_then(Iterator::next);
+    let worker = || -> Result<()> {
+        while let Some((number, item)) = next() {
+            let result = work(item).inspect_err(|_| *items.lock().unwrap_or_else(PoisonError::into_inner) = None)?;
+            results.lock().unwrap_or_else(PoisonError::into_inner).insert(number, result);
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..jobs.max(1)).map(|_| scope.spawn(worker)).collect();
+        threads.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
+    })?;
+    Ok(results.into_inner().unwrap_or_else(PoisonError::into_inner).into_values().collect())
 }
 
 /// Prints and records whether the tests detected a mistake. Returns true if they did.
@@ -259,6 +281,19 @@ impl Record {
 mod tests {
     use super::*;
     use crate::lints;
+
+    #[test]
+    fn items_are_processed_concurrently_until_an_error() {
+        let meeting = std::sync::Barrier::new(2);
+        let squares = in_parallel(2, 0..10, |item| {
+            meeting.wait();
+            Ok(item * item)
+        });
+        assert_eq!(squares.unwrap(), (0..10).map(|item| item * item).collect::<Vec<_>>());
+        let failed = in_parallel(3, 0..1000, |item| if item == 4 { bail!("item {item}") } else { Ok(()) });
+        assert_eq!(failed.unwrap_err().to_string(), "item 4");
+        assert_eq!(in_parallel(0, 0..2, Ok).unwrap(), [0, 1]);
+    }
 
     #[test]
     fn run_is_resumed_only_on_request() {
