@@ -467,10 +467,9 @@ impl Core {
         let interval_ns = self.machine.residency.balancer().config().return_interval_ns;
         let memory = (!self.misplaced.is_empty()).then_some(interval_ns);
         let memory = memory.or_else(|| self.machine.next_round_ns(&self.table));
-        let stock = (self.machine.relocations.is_idle() && self.pieces.is_short()).then(|| self.restocks_in());
         let work = self.has_work().then_some(0);
         let deadline = self.deadlines.next(self.clock);
-        let soonest = turns.into_iter().chain(memory).chain(deadline).chain(stock).chain(work).min();
+        let soonest = turns.into_iter().chain(memory).chain(deadline).chain(work).min();
         // Wake at least every `STEP_MOST`, because the clock ignores the rest of a longer gap.
         soonest.map(|ns| ns.clamp(50_000, STEP_MOST))
     }

@@ -187,9 +187,12 @@ mod tests {
         let control = window.first(BlobKind::Control).expect("added");
         let mut executor = Executor::new(Driver::accepting(), control, window);
         executor.execute(&message(own::START, &[cuda_ring::VERSION, CALLS.len() as u64, 7])).expect("valid");
-        for wrong in [&[][..], &[8], &[1, 2, 3], &[u64::MAX, 1], &[9 << 20]] {
+        for wrong in [&[][..], &[8], &[1, 2, 3], &[u64::MAX, 1]] {
             assert_eq!(executor.output.restore(&step(wrong)), Err(0), "{wrong:?}");
         }
+        let mut too_much = vec![0; 1 + (9 << 17)];
+        too_much[0] = 9 << 20;
+        assert_eq!(executor.output.restore(&step(&too_much)), Err(0));
         executor.output.restore(&step(&words)).expect("valid");
         assert_eq!(executor.output.step(), Some(step(&words)));
         let take = |flags| [Header { op: own::OUTPUT, flags, words: 2 }.word(), 1 << 32].to_vec();

@@ -5,7 +5,7 @@
 
 use super::*;
 use cuda_control::Gang;
-use cuda_protocol::{Hello, VERSION, VERSION_CONCURRENT};
+use cuda_protocol::{Hello, VERSION, VERSION_CONCURRENT, VERSION_GANGS};
 use gang::{GangId, Message};
 use owner_host::LinkEvent;
 
@@ -487,18 +487,22 @@ fn endless_kernel_of_a_gang_is_given_up_at_its_limit() {
 }
 
 #[test]
-fn earlier_libraries_get_no_steps() {
-    let mut host = Host::new(1, &[("c", &[0], 100)]);
-    host.version = VERSION_CONCURRENT;
-    host.cores = (0..2).map(|card| core(card, 3, PAIR)).collect();
-    host.programs.clear();
-    host.link(1);
-    for (name, cards, _) in PAIR {
-        host.start(name, cards, 1_000_000);
+fn libraries_of_version_7_get_steps_and_earlier_ones_do_not() {
+    for version in [VERSION_CONCURRENT, VERSION_GANGS] {
+        let mut host = Host::new(1, &[("c", &[0], 100)]);
+        host.version = version;
+        host.cores = (0..4).map(|card| core(card, 3, FOUR)).collect();
+        host.programs.clear();
+        (1..4).for_each(|card| host.link(card));
+        for (name, cards, _) in FOUR {
+            host.start(name, cards, 1_000_000);
+        }
+        host.run(500);
+        let done = host.progress(1000);
+        assert!(done.iter().all(|&kernels| kernels > 50), "{done:?}");
+        let steps: u64 = host.programs.iter().flat_map(|program| program.ranks.values()).map(|rank| rank.steps).sum();
+        assert_eq!(steps > 0, version == VERSION_GANGS, "{steps} steps with version {version}");
     }
-    host.run(500);
-    let done = host.progress(1000);
-    assert!(done.iter().all(|&kernels| kernels > 50), "{done:?}");
 }
 
 #[test]

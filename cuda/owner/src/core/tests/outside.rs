@@ -205,6 +205,36 @@ fn unreturned_slice_ends_at_limit_without_other_events() {
 }
 
 #[test]
+fn owner_wakes_before_its_clock_ignores_time() {
+    let mut world = World::new(8, 8);
+    world.settle();
+    world.core.expect([102], 2_000 * MS);
+    let began = world.now;
+    // Like the server, wake only when the owner has requested it.
+    while let Some(ns) = world.core.next_wakeup() {
+        assert!(ns <= STEP_MOST, "{ns} ns");
+        world.now += ns;
+        world.event(Event::Tick);
+        world.settle();
+    }
+    assert!((2_000 * MS..2_200 * MS).contains(&(world.now - began)), "the limit of the expected program has passed");
+}
+
+#[test]
+fn program_that_has_reported_its_memory_is_not_given_up() {
+    let mut world = two(8, 16);
+    let one = world.connect("one");
+    world.ask(one, 1, 2);
+    let mut next = World::new(8, 16);
+    next.core.add_tenant(spec("one", 64, Limits::default())).expect("the request is valid");
+    next.core.expect([102], 2_000 * MS);
+    let sessions = world.restart(next.core);
+    world.pass(30_000 * MS);
+    assert!(world.programs.contains_key(&sessions[0]));
+    assert_eq!(world.places(sessions[0]), (2, 0));
+}
+
+#[test]
 fn program_without_slice_pays_for_delaying_another_tenant() {
     let mut world = World::new(16, 16);
     for name in ["one", "two", "three"] {

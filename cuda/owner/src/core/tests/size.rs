@@ -124,6 +124,7 @@ fn process_that_no_owner_served_reports_at_most_its_limit() {
     next.core.add_tenant(spec("one", 4, Limits::default())).expect("the request is valid");
     world.restart(next.core);
     assert_eq!(world.core.view(0).memory_of(0).placed, 0);
+    assert!(world.ends.values().eq([&End::Violation]), "{:?}", world.ends);
 }
 
 #[test]

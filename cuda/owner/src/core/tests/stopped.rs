@@ -75,6 +75,25 @@ fn stopped_program_without_work_loses_its_turn_only() {
 }
 
 #[test]
+fn stopped_program_gets_no_turn_with_its_tenant() {
+    let (mut world, one, _) = stopped_beside_another();
+    let second = world.connect("one");
+    for _ in 0..2 {
+        world.pass(1_000 * MS);
+        users(&mut world, false);
+    }
+    world.say(second, FromTenant::Waiting { card: 0 });
+    world.programs.get_mut(&one).expect("there").run = None;
+    let gap = longest_gap(&mut world, second, 2_000);
+    assert!(gap < 1_000, "the tenant's other program has turns: {gap} ms");
+    assert!(!runs(&world, one), "the process has not replied");
+    world.programs.get_mut(&one).expect("there").stopped = false;
+    world.settle();
+    let gap = longest_gap(&mut world, one, 2_000);
+    assert!(gap < 1_000, "{gap} ms");
+}
+
+#[test]
 fn stopped_program_survives_its_limit_without_nvml() {
     let (mut world, one, other) = stopped_beside_another();
     world.pass(11_000 * MS);
