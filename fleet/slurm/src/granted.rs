@@ -202,6 +202,17 @@ mod tests {
         assert_eq!(read(&array, 9, "n1").unwrap().shards, 25);
     }
 
+    #[test]
+    fn description_of_several_jobs_is_refused() {
+        let job = |id: u32, node: &str| {
+            format!("JobId={id} JobName=x\n     Nodes={node} CPU_IDs=0 Mem=0 GRES=shard:50(50/100)\n\n")
+        };
+        assert_eq!(read(&job(7, "n1"), 7, "n1"), Ok(on_first(50)));
+        for text in [job(7, "n2") + &job(8, "n1"), job(7, "n1") + &job(8, "n2"), job(7, "n2") + &job(7, "n1")] {
+            assert!(read(&text, 7, "n1").unwrap_err().contains("several jobs"), "{text}");
+        }
+    }
+
     /// The parser must not mistake the user's text for Slurm's text.
     #[test]
     fn words_of_the_user_raise_nothing() {

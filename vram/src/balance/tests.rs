@@ -58,6 +58,18 @@ fn a_request_for_many_chunks_is_planned_as_a_whole() {
 }
 
 #[test]
+fn working_set_is_at_most_the_quota() {
+    let mut world = world(40, &[Limits { quota: 8, ..ANY }, ANY]);
+    for vm in [1, 2] {
+        world.use_chunks(vm, 0..30);
+        world.balancer.active(TenantId(vm), world.now);
+    }
+    let sets = world.balancer.active_vms(&world.table, world.now, |_| 100).sets;
+    let sets: Vec<_> = sets.values().map(|set| (set.bytes / CHUNK, set.resident / CHUNK)).collect();
+    assert_eq!(sets, [(8, 8), (30, 0)], "the first VM has its maximum");
+}
+
+#[test]
 fn weights_and_guarantees_divide_the_card() {
     let mut world = world(40, &[Limits { weight: 300, ..ANY }, ANY, Limits { guarantee: 20, ..ANY }]);
     for vm in [1, 2, 3] {
