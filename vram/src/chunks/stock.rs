@@ -228,3 +228,23 @@ impl Stock {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chunks::state::MoveId;
+
+    #[test]
+    fn copy_takes_no_unit_beyond_a_lowered_limit() {
+        let mut stock = Stock::zeroed(4);
+        for number in 0..4 {
+            assert_eq!(stock.take(ChunkState::Mediator), Some(number));
+        }
+        stock.abandon(3);
+        stock.abandon(1);
+        stock.set_limit(3);
+        let arriving = ChunkState::Arriving(MoveId(1));
+        assert_eq!(stock.take_for_copy(arriving), Some(1));
+        assert_eq!(stock.take_for_copy(arriving), None, "only the unit beyond the limit is left");
+    }
+}
