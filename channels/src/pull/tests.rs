@@ -36,6 +36,18 @@ fn card_receives_sanitized_guest_entries_and_record() {
 }
 
 #[test]
+fn next_owner_restores_the_fetch_limit_that_it_has_saved() {
+    let mut world = World::new();
+    let physical = world.run(A, 0);
+    world.ring(A, 0, 2).unwrap();
+    let started = world.card.userd(physical, userd::GP_PUT);
+    // An earlier owner has pulled and started entries after the state was saved.
+    world.card.set_userd(physical, userd::GP_PUT, started + 3);
+    world.channels.allow_again(&mut world.card);
+    assert_eq!(world.card.userd(physical, userd::GP_PUT), started);
+}
+
+#[test]
 fn ring_larger_than_the_hosts_is_pulled_in_pieces() {
     let mut world = World::new();
     let physical = world.run(A, 0);
