@@ -284,6 +284,8 @@ fn kill_before_a_command_is_counted_executes_it_again() {
         // Simulate that the slot was written but not counted.
         rustix::io::pwrite(&journal, &1u64.to_le_bytes(), SLOT).unwrap();
         rustix::io::pwrite(&journal, &u64::from(u32::MAX / 4).to_le_bytes(), SLOT + 8).unwrap();
+        // Without this number, an earlier response of the slot would count.
+        rustix::io::pwrite(&journal, &0u64.to_le_bytes(), SLOT + 16).unwrap();
     });
     assert_eq!(guest.answer().0, 0);
     assert_eq!(guest.answers(), 0);
