@@ -75,12 +75,12 @@ extern "C" fn dispatch(symbol: usize, registers: *const u64, stack: *const u64) 
     let Some(handler) = HANDLERS.get(index) else { return NOT_SUPPORTED };
     let frame = Frame { registers, stack, index, per_thread };
     // A panic must not unwind into the program.
-    let call = || {
+    let perform = || {
         let code = handler(&frame);
         output::print();
         code
     };
-    std::panic::catch_unwind(call).unwrap_or_else(|_| {
+    std::panic::catch_unwind(perform).unwrap_or_else(|_| {
         report!("{name} failed unexpectedly");
         crate::result::LAUNCH_FAILED
     })

@@ -38,7 +38,7 @@ fn take(connection: &'static Connection, thread: &Thread) -> Result<Vec<u8>, i32
     if answer.code != 0 {
         return Err(answer.code);
     }
-    let mut words = vec![0; answer.words(connection)];
+    let mut words = vec![0; answer.words(connection).min(control::AREA_BYTES as usize / 8)];
     answer.read(connection, &mut words);
     let [_, bytes, words @ ..] = &words[..] else { return Ok(Vec::new()) };
     let mut text: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();

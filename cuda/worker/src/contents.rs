@@ -15,6 +15,16 @@ pub(crate) fn content_words(step: &Step) -> u64 {
     }
 }
 
+/// Converts words to bytes.
+pub(crate) fn bytes_of(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// Converts bytes to words, the last of which is padded with zeros.
+pub(crate) fn words_of(bytes: &[u8]) -> Vec<u64> {
+    bytes.chunks(8).map(|part| part.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte))).collect()
+}
+
 /// Error returned if a file cannot be read or is too short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReadError;

@@ -195,6 +195,10 @@ mod tests {
         assert_eq!(executor.output.restore(&step(&too_much)), Err(0));
         executor.output.restore(&step(&words)).expect("valid");
         assert_eq!(executor.output.step(), Some(step(&words)));
+        // The steps of a state together are bounded, too.
+        let mut rest = vec![0; 1 + (8 << 17)];
+        rest[0] = 8 << 20;
+        assert_eq!(executor.output.restore(&step(&rest)), Err(0));
         let take = |flags| [Header { op: own::OUTPUT, flags, words: 2 }.word(), 1 << 32].to_vec();
         // Without an area, the reply has no room.
         assert_eq!(executor.execute(&take(own::flags::ANSWER)), Err(Broken::Malformed));

@@ -12,11 +12,13 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cuda_ring::{Shared, Words as _, control};
 use object_log::{Step, StepKind};
 use rustix::event::{PollFd, PollFlags, poll};
+
+use crate::contents::{bytes_of, words_of};
 
 /// Maximum size of output that the guest has not taken, in bytes. Further output is lost.
 const MAX_BYTES: usize = 8 << 20;
@@ -126,20 +128,17 @@ impl Output {
     pub(crate) fn restore(&self, step: &Step) -> Result<(), i32> {
         let [bytes, words @ ..] = &step.words[..] else { return Err(0) };
         let bytes = usize::try_from(*bytes).map_err(|_| 0)?;
-        if bytes > MAX_BYTES || words.len() != bytes.div_ceil(8) {
+        let mut text = self.text();
+        let room = MAX_BYTES.saturating_sub(text.len());
+        if bytes > room || words.len() != bytes.div_ceil(8) {
             return Err(0);
         }
-        self.text().extend(words.iter().flat_map(|word| word.to_le_bytes()).take(bytes));
+        text.extend(bytes_of(words).into_iter().take(bytes));
         self.0.has_printed.store(true, Ordering::Relaxed);
         Ok(())
     }
 
-    fn text(&self) -> std::sync::MutexGuard<'_, VecDeque<u8>> {
+    fn text(&self) -> MutexGuard<'_, VecDeque<u8>> {
         self.0.text.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Converts bytes to words, the last of which is padded with zeros.
-fn words_of(bytes: &[u8]) -> Vec<u64> {
-    bytes.chunks(8).map(|part| part.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte))).collect()
 }

@@ -13,16 +13,11 @@ use cuda_ring::{Words as _, control};
 use object_log::{Image, SavedBlob, SavedState, Step, StepKind};
 use worker_link::Obstacle;
 
-use crate::contents::{COPY_WORDS, content_words, read};
+use crate::contents::{COPY_WORDS, bytes_of, content_words, read};
 use crate::driver::{NOT_READY, Needed};
 use crate::executor::Executor;
 use crate::host_functions;
 use crate::variables::{Addresses, Variable};
-
-/// Converts words to bytes.
-fn bytes_of(words: &[u64]) -> Vec<u8> {
-    words.iter().flat_map(|word| word.to_le_bytes()).collect()
-}
 
 /// Writes words at a byte offset of the file.
 fn write(file: BorrowedFd<'_>, words: &[u64], mut offset: u64) -> Result<(), Obstacle> {

@@ -10,6 +10,7 @@ use cuda_images::{Unreadable, examine, is_literal};
 use object_log::{Image, Step, StepKind, created_by};
 use worker_link::Obstacle;
 
+use crate::contents::words_of;
 use crate::driver::Needed;
 use crate::executor::Executor;
 
@@ -39,9 +40,8 @@ pub(crate) struct Variable {
 impl Variable {
     /// Returns the step that restores the variable in another worker.
     pub fn step(&self) -> Step {
-        let word = |part: &[u8]| part.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
         let mut words = vec![self.owner, self.bytes, self.name.len() as u64];
-        words.extend(self.name.chunks(8).map(word));
+        words.extend(words_of(&self.name));
         Step { kind: StepKind::Variable, op: 0, route: self.context.into(), words, image: None }
     }
 }
