@@ -4,6 +4,8 @@
 //! UNSAFETY: reads and writes the program's memory for the copies.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use cuda_calls::boxes::{ARRAY, BoxCopy, DEVICE, End, HOST, UNIFIED, WORDS_2D, WORDS_3D};
 use cuda_calls::own;
 use cuda_ring::staging::PIECE_BYTES;
@@ -11,7 +13,7 @@ use cuda_ring::staging::PIECE_BYTES;
 use crate::addresses::{Place, place};
 use crate::call::{code, index, invoke, resolve_stream};
 use crate::connection::{self, Connection};
-use crate::copies;
+use crate::copies::{self, Sending};
 use crate::frame::{Frame, Handler};
 use crate::result::{INVALID_CONTEXT, INVALID_VALUE};
 use crate::{streams, thread};
@@ -148,6 +150,7 @@ fn to_card(connection: &Connection, copy: BoxCopy, order: Order) -> Result<(), i
     let bytes = copy.bytes().ok_or(INVALID_VALUE)?;
     if bytes <= own::MAX_INLINE_BYTES as u64 {
         return thread::with(|thread| {
+            connection.check(thread.slot()?)?;
             copies::finish(connection, thread, own::COPY_BOX, wait, |message| {
                 message.extend(words(own::INLINE, stream, &copy, false));
                 let first = message.len();
@@ -157,20 +160,16 @@ fn to_card(connection: &Connection, copy: BoxCopy, order: Order) -> Result<(), i
             })
         });
     }
-    let mut parts = parts(copy, PIECE_BYTES).peekable();
-    while let Some(part) = parts.next() {
-        thread::with(|thread| {
-            let piece = copies::take_piece(connection, thread)?;
-            let packing = pack(&part, piece.address);
-            let is_last = wait && parts.peek().is_none();
-            copies::finish(connection, thread, own::COPY_BOX, is_last, |message| {
-                message.extend(words(piece.number, stream, &part, false));
-                Ok(())
-            })?;
-            packing
-        })?;
-    }
-    Ok(())
+    let is_valid = AtomicBool::new(true);
+    let write = |part: &BoxCopy, piece: u64, message: &mut Vec<u64>| {
+        message.extend(words(piece, stream, part, false));
+    };
+    let fill = |part: &BoxCopy, memory: u64| {
+        is_valid.fetch_and(pack(part, memory).is_ok(), Ordering::Relaxed);
+    };
+    let sending = Sending { op: own::COPY_BOX, bytes, wait };
+    thread::with(|thread| copies::send(connection, thread, sending, parts(copy, PIECE_BYTES), write, fill))?;
+    if is_valid.into_inner() { Ok(()) } else { Err(INVALID_VALUE) }
 }
 
 /// Copies the rows of a part contiguously to `address`.
@@ -183,25 +182,23 @@ fn pack(part: &BoxCopy, address: u64) -> Result<(), i32> {
 }
 
 fn from_card(connection: &Connection, copy: BoxCopy, stream: u64) -> Result<(), i32> {
-    let mut copied = Ok(());
-    thread::with(|thread| {
-        let parts = parts(copy, PIECE_BYTES);
-        let write = |part: &BoxCopy, piece: u64, message: &mut Vec<u64>| {
-            message.extend(words(piece, stream, part, true));
-        };
-        copies::receive(connection, thread, own::COPY_BOX, parts, write, |part, memory| {
-            let copy = BoxCopy { from: packed(memory, part), ..*part };
-            // SAFETY: the worker has filled the staging buffer, which only this call uses. The destination belongs to
-            // the program.
-            let result = for_each_row(&copy, |row| unsafe {
-                std::ptr::copy_nonoverlapping(row.from as *const u8, row.to as *mut u8, row.bytes)
-            });
-            if result.is_err() {
-                copied = result;
-            }
-        })
-    })?;
-    copied
+    let bytes = copy.bytes().ok_or(INVALID_VALUE)?;
+    let is_valid = AtomicBool::new(true);
+    let write = |part: &BoxCopy, piece: u64, message: &mut Vec<u64>| {
+        message.extend(words(piece, stream, part, true));
+    };
+    let take = |part: &BoxCopy, memory: u64| {
+        let copy = BoxCopy { from: packed(memory, part), ..*part };
+        // SAFETY: the worker has filled the staging buffer, which only this call uses. The destination belongs to the
+        // program.
+        let result = for_each_row(&copy, |row| unsafe {
+            std::ptr::copy_nonoverlapping(row.from as *const u8, row.to as *mut u8, row.bytes)
+        });
+        is_valid.fetch_and(result.is_ok(), Ordering::Relaxed);
+    };
+    let parts = parts(copy, PIECE_BYTES);
+    thread::with(|thread| copies::receive(connection, thread, own::COPY_BOX, bytes, parts, write, take))?;
+    if is_valid.into_inner() { Ok(()) } else { Err(INVALID_VALUE) }
 }
 
 /// Reads a structure from the program's memory.

@@ -308,6 +308,24 @@ impl Connection {
         }
     }
 
+    /// Sends a message, even if an earlier call has failed. If `wait` is set or each call of the program must wait for
+    /// its reply, waits for the reply and returns it.
+    pub fn post_always(
+        &self,
+        thread: &Thread,
+        op: u16,
+        wait: bool,
+        write: impl FnOnce(&mut Vec<u64>) -> Result<(), i32>,
+    ) -> Result<Option<Answer>, i32> {
+        let wait = wait || self.synchronous;
+        self.write(thread, op, if wait { flags::ANSWER } else { 0 }, write)?;
+        if !wait {
+            return Ok(None);
+        }
+        let expected = (thread.slot()?, thread.expect_answer());
+        self.end(expected, None).map(Some)
+    }
+
     /// Sends a message that requests a reply. Returns the reply's slot and sequence number.
     pub fn begin(
         &self,

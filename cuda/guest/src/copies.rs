@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use cuda_calls::own;
-use cuda_ring::{Blob, BlobKind, control, staging};
+use cuda_ring::{Blob, BlobKind, Words as _, control, staging};
 
 use crate::addresses::{Place, place};
 use crate::call::{code, index, invoke, resolve_stream};
@@ -17,7 +17,7 @@ use crate::connection::{self, Connection};
 use crate::frame::{Frame, Handler};
 use crate::result::{INVALID_VALUE, OUT_OF_MEMORY};
 use crate::thread::{self, Thread};
-use crate::{streaming, streams};
+use crate::{crew, streaming, streams};
 
 pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuMemcpy", copy),
@@ -110,6 +110,7 @@ unsafe fn copy_part(all: u64, from: u64, to: u64, bytes: u64) {
 fn to_card(connection: &Connection, to: u64, from: u64, bytes: u64, stream: u64, wait: bool) -> Result<(), i32> {
     thread::with(|thread| {
         if bytes <= own::MAX_INLINE_BYTES as u64 {
+            connection.check(thread.slot()?)?;
             let write = |message: &mut Vec<u64>| {
                 message.extend([to, bytes, stream]);
                 // SAFETY: the program's copy reads these bytes.
@@ -118,35 +119,88 @@ fn to_card(connection: &Connection, to: u64, from: u64, bytes: u64, stream: u64,
             };
             return finish(connection, thread, own::COPY_INLINE, wait, write);
         }
-        let mut done = 0;
-        while done < bytes {
-            let part = (bytes - done).min(staging::PIECE_BYTES);
-            let piece = take_piece(connection, thread)?;
+        let part_bytes = |done: u64| (bytes - done).min(staging::PIECE_BYTES);
+        let parts = (0..bytes).step_by(staging::PIECE_BYTES as usize);
+        let write = |done: &u64, piece: u64, message: &mut Vec<u64>| {
+            message.extend([piece, to + done, part_bytes(*done), stream]);
+        };
+        let fill = |done: &u64, memory: u64| {
             // SAFETY: only this call uses the buffer until the worker completes its use. The source belongs to the
             // program.
-            unsafe { copy_part(bytes, from + done, piece.address, part) };
-            let words = [piece.number, to + done, part, stream];
-            done += part;
-            finish(connection, thread, own::COPY_IN, wait && done == bytes, |message| {
-                message.extend(words);
+            unsafe { copy_part(bytes, from + done, memory, part_bytes(*done)) };
+        };
+        send(connection, thread, Sending { op: own::COPY_IN, bytes, wait }, parts, write, fill)
+    })
+}
+
+/// A copy to the card through the staging blob.
+pub struct Sending {
+    /// Message for each part.
+    pub op: u16,
+    /// Size of the copy in bytes.
+    pub bytes: u64,
+    /// True if the call returns when the copy is complete.
+    pub wait: bool,
+}
+
+/// Copies parts to the card through the staging blob. `fill` copies a part to the buffer at the given address, possibly
+/// on another thread. `write` encodes the message for the part and its buffer.
+pub fn send<P: Copy + Send>(
+    connection: &Connection,
+    thread: &Thread,
+    sending: Sending,
+    parts: impl Iterator<Item = P>,
+    write: impl Fn(&P, u64, &mut Vec<u64>),
+    fill: impl Fn(&P, u64) + Sync,
+) -> Result<(), i32> {
+    let Sending { op, bytes, wait } = sending;
+    let fill = |(part, address): &(P, u64)| fill(part, *address);
+    crew::with(bytes, &fill, |crew| {
+        let (mut parts, mut pending) = (parts.peekable(), VecDeque::new());
+        let mut state = connection.check(thread.slot()?);
+        loop {
+            while state.is_ok()
+                && pending.len() <= 2 * crew.helpers()
+                && let Some(&part) = parts.peek()
+            {
+                // A thread that has a buffer must not wait for another one, because the other threads may do the same.
+                let piece = match pending.is_empty() {
+                    true => take_piece(connection, thread).map(Some),
+                    false => take_free_piece(connection, thread),
+                };
+                match piece {
+                    Ok(Some(piece)) => pending.push_back((crew.add((part, piece.address)), piece.number, part)),
+                    Ok(None) => break,
+                    Err(code) => {
+                        state = Err(code);
+                        break;
+                    }
+                }
+                parts.next();
+            }
+            let Some((job, number, part)) = pending.pop_front() else { return state };
+            crew.wait(job);
+            let is_last = pending.is_empty() && (parts.peek().is_none() || state.is_err());
+            // The message must be sent even after a failure, because its completion frees the buffer.
+            let sent = finish(connection, thread, op, wait && is_last, |message| {
+                write(&part, number, message);
                 Ok(())
-            })?;
+            });
+            state = state.and(sent).and(connection.check(thread.slot()?));
         }
-        Ok(())
     })
 }
 
 /// An acquired staging buffer.
-pub struct Piece {
+struct Piece {
     /// Number of the buffer, for messages.
-    pub number: u64,
-    /// Address of the buffer.
-    pub address: u64,
+    number: u64,
+    address: u64,
 }
 
 /// Acquires the next buffer for a copy to the card. Waits until the buffer's last use has completed. The caller must
-/// send a message that uses the buffer.
-pub fn take_piece(connection: &Connection, thread: &Thread) -> Result<Piece, i32> {
+/// send a message that uses the buffer, even if the copy fails.
+fn take_piece(connection: &Connection, thread: &Thread) -> Result<Piece, i32> {
     let staging = staging_blob(connection, thread)?;
     let number = staging.next.fetch_add(1, Ordering::Relaxed) % IN_PIECES;
     let uses = staging.begun.get(number as usize).map_or(0, |begun| begun.fetch_add(1, Ordering::AcqRel));
@@ -154,7 +208,23 @@ pub fn take_piece(connection: &Connection, thread: &Thread) -> Result<Piece, i32
     Ok(Piece { number, address: staging.blob.address + number * staging::PIECE_BYTES })
 }
 
-/// Sends a copy message. If `wait` is set, returns when the copy is complete.
+/// Like [`take_piece`], but returns `None` if the next buffer is in use.
+fn take_free_piece(connection: &Connection, thread: &Thread) -> Result<Option<Piece>, i32> {
+    let staging = staging_blob(connection, thread)?;
+    let number = staging.next.load(Ordering::Relaxed) % IN_PIECES;
+    let Some(begun) = staging.begun.get(number as usize) else { return Ok(None) };
+    let uses = begun.load(Ordering::Acquire);
+    let is_free = connection.control.load(control::PIECES + 8 * number) >= uses;
+    // If another thread has acquired the buffer in the meantime, it is in use.
+    if !is_free || begun.compare_exchange(uses, uses + 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+        return Ok(None);
+    }
+    staging.next.fetch_add(1, Ordering::Relaxed);
+    Ok(Some(Piece { number, address: staging.blob.address + number * staging::PIECE_BYTES }))
+}
+
+/// Sends a copy message, even if an earlier call of the thread has failed. If `wait` is set, returns when the copy is
+/// complete.
 pub fn finish(
     connection: &Connection,
     thread: &Thread,
@@ -162,58 +232,67 @@ pub fn finish(
     wait: bool,
     write: impl FnOnce(&mut Vec<u64>) -> Result<(), i32>,
 ) -> Result<(), i32> {
-    if !wait {
-        return connection.post(thread, op, write);
-    }
-    let expected = connection.begin(thread, op, None, write)?;
-    match connection.end(expected, None)?.code {
-        0 => Ok(()),
-        code => Err(code),
+    match connection.post_always(thread, op, wait, write)? {
+        Some(answer) if answer.code != 0 => Err(answer.code),
+        _ => Ok(()),
     }
 }
 
-/// Copies parts from the card through the staging blob. `write` encodes the message for a part and its buffer. `take`
-/// receives each part with the address of its data.
-pub fn receive<P>(
+/// Copies parts of a copy of `bytes` bytes from the card through the staging blob. `write` encodes the message for a
+/// part and its buffer. `take` copies a part from the given address, possibly on another thread.
+pub fn receive<P: Copy + Send>(
     connection: &Connection,
     thread: &Thread,
     op: u16,
+    bytes: u64,
     mut parts: impl Iterator<Item = P>,
     write: impl Fn(&P, u64, &mut Vec<u64>),
-    mut take: impl FnMut(&P, u64),
+    take: impl Fn(&P, u64) + Sync,
 ) -> Result<(), i32> {
     let staging = staging_blob(connection, thread)?;
     let _reading = staging.reading.lock().unwrap_or_else(PoisonError::into_inner);
     let (mut begun, mut failed) = (0, Ok(()));
-    let mut pending = VecDeque::new();
-    loop {
-        // Let the worker fill the next buffers while one is copied out.
-        while failed.is_ok() && pending.len() < DEPTH {
-            let Some(part) = parts.next() else { break };
-            let piece = IN_PIECES + begun % DEPTH as u64;
-            begun += 1;
-            let expected = connection.begin(thread, op, None, |message| {
-                write(&part, piece, message);
-                Ok(())
-            });
-            match expected {
-                Ok(expected) => pending.push_back((expected, piece, part)),
-                Err(code) => failed = Err(code),
+    let take = |(part, address): &(P, u64)| take(part, *address);
+    crew::with(bytes, &take, |crew| {
+        let (mut pending, mut copying) = (VecDeque::new(), VecDeque::new());
+        loop {
+            // Let the worker fill the next buffers while others are copied out. The oldest ones are free first.
+            while failed.is_ok() && pending.len() + copying.len() < DEPTH {
+                let Some(part) = parts.next() else { break };
+                let piece = IN_PIECES + begun % DEPTH as u64;
+                begun += 1;
+                let expected = connection.begin(thread, op, None, |message| {
+                    write(&part, piece, message);
+                    Ok(())
+                });
+                match expected {
+                    Ok(expected) => pending.push_back((expected, piece, part)),
+                    Err(code) => failed = Err(code),
+                }
+            }
+            let next = pending.pop_front();
+            let is_last = next.is_none();
+            if let Some((expected, piece, part)) = next {
+                // After a failure, still wait for the remaining buffers, because the next copy reuses them.
+                let code = connection.end(expected, None)?.code;
+                if code != 0 {
+                    failed = Err(code);
+                }
+                if failed.is_ok() {
+                    copying.push_back(crew.add((part, staging.blob.address + piece * staging::PIECE_BYTES)));
+                }
+            }
+            while copying.len() > if is_last { 0 } else { crew.helpers() } {
+                copying.pop_front().into_iter().for_each(|job| crew.wait(job));
+            }
+            if is_last {
+                break;
             }
         }
-        let Some((expected, piece, part)) = pending.pop_front() else { break };
-        // After a failure, still wait for the remaining buffers, because the next copy reuses them.
-        let code = connection.end(expected, None)?.code;
-        if code != 0 {
-            failed = Err(code);
-        }
-        if failed.is_ok() {
-            take(&part, staging.blob.address + piece * staging::PIECE_BYTES);
-        }
-    }
-    // A later reply may have overwritten a buffer's error, so also check the deferred error.
-    let replaced = connection.check(thread.slot()?);
-    failed.and(replaced)
+        // A later reply may have overwritten a buffer's error, so also check the deferred error.
+        let replaced = connection.check(thread.slot()?);
+        failed.and(replaced)
+    })
 }
 
 fn from_card(connection: &Connection, to: u64, from: u64, bytes: u64, stream: u64) -> Result<(), i32> {
@@ -223,7 +302,7 @@ fn from_card(connection: &Connection, to: u64, from: u64, bytes: u64, stream: u6
         let write = |done: &u64, piece: u64, message: &mut Vec<u64>| {
             message.extend([piece, from + done, part_bytes(*done), stream]);
         };
-        receive(connection, thread, own::COPY_OUT, parts, write, |done, memory| {
+        receive(connection, thread, own::COPY_OUT, bytes, parts, write, |done, memory| {
             // SAFETY: the worker has filled the buffer, which only this call uses. The destination belongs to the
             // program.
             unsafe { copy_part(bytes, memory, to + done, part_bytes(*done)) };

@@ -1,7 +1,4 @@
 //! Transports to a worker.
-//!
-//! UNSAFETY: blocks a thread's signals while it starts another thread.
-#![allow(unsafe_code, reason = "see UNSAFETY")]
 
 mod loopback;
 
@@ -26,13 +23,5 @@ pub fn open() -> io::Result<Box<dyn Transport>> {
 
 /// Starts a thread that does not receive the program's signals.
 pub fn spawn(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    // SAFETY: both sets are local variables, and are filled before they are read.
-    unsafe {
-        let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
-        libc::sigfillset(&raw mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
-        let started = std::thread::Builder::new().name("cuda-guest".into()).spawn(work);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
-        started.map(drop)
-    }
+    crate::signals::blocked(|| std::thread::Builder::new().name("cuda-guest".into()).spawn(work).map(drop))
 }

@@ -13,6 +13,7 @@
 pub mod attack;
 pub mod calls;
 pub mod cards;
+pub mod copying;
 mod driver;
 pub mod neighbour;
 pub mod nvml;

@@ -127,6 +127,14 @@ fn copy_fails_if_one_of_its_pieces_fails() {
 }
 
 #[test]
+fn failed_calls_leave_all_staging_buffers_to_later_copies() {
+    let rig = Rig::new(256);
+    let _owner = owner(&rig, 64, &[]);
+    let guest = Loopback::start(&rig, "a");
+    assert_eq!(text(guest.command(&rig, PROGRAM).arg("failed-copies")).trim(), "(64, true)");
+}
+
+#[test]
 fn result_of_a_link_reaches_the_program_whole() {
     let rig = Rig::new(256);
     let file = rig.folder.path().join("second input");

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 use clap::{Parser, Subcommand};
-use cuda_rig::{Cuda, Ipc, attack, calls, neighbour, nvml, own, printing, stall};
+use cuda_rig::{Cuda, Ipc, attack, calls, copying, neighbour, nvml, own, printing, stall};
 
 #[derive(Parser)]
 struct Args {
@@ -155,6 +155,8 @@ enum What {
     Register,
     /// Reads beyond the end of pinned memory. Only the guest library rejects this. Prints the results.
     Beyond,
+    /// Copies memory after failed calls. Prints the number of reported failures, and true if later copies are right.
+    FailedCopies,
     /// Links two inputs at run time. Prints the size and digest of the result.
     Link {
         /// Size of the first input in KiB.
@@ -289,6 +291,7 @@ fn main() -> Result<()> {
             print(format!("{:?} {:?} {}", found.codes, found.kinds, found.is_equal))
         }
         What::Beyond => print(format!("{:?}", cuda.read_too_much()?)),
+        What::FailedCopies => print(format!("{:?}", copying::after_failures(&cuda)?)),
         What::Link { kib, file } => link(cuda, kib, &file),
         What::Facts => facts(cuda),
         What::Wrong => print(own::wrong(cuda)?),

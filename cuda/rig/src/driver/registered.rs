@@ -72,13 +72,19 @@ impl Cuda {
         Ok(Registration { codes: [&codes[..], &ends, &hints].concat(), kinds, is_equal })
     }
 
-    /// Reads beyond the end of pinned memory several times. Returns the result codes.
-    pub fn read_too_much(&self) -> Result<Vec<c_int>, Failed> {
+    /// Allocates pinned memory.
+    pub fn pin(&self, bytes: usize) -> Result<u64, Failed> {
         let pin = function!(self, c"cuMemHostAlloc", 12_000, fn(*mut u64, usize, u32));
-        let (bytes, mut pinned) = (8usize << 20, 0u64);
-        let mut back = vec![0u8; bytes + (4 << 20)];
+        let mut pinned = 0u64;
         // SAFETY: the pointer refers to a local variable.
         check("cuMemHostAlloc", unsafe { pin(&raw mut pinned, bytes, 0) })?;
+        Ok(pinned)
+    }
+
+    /// Reads beyond the end of pinned memory several times. Returns the result codes.
+    pub fn read_too_much(&self) -> Result<Vec<c_int>, Failed> {
+        let bytes = 8usize << 20;
+        let (mut back, pinned) = (vec![0u8; bytes + (4 << 20)], self.pin(bytes)?);
         let read = |back: &mut Vec<u8>| {
             // SAFETY: the buffer has this size, and the guest library rejects reads beyond the pinned memory.
             unsafe { (self.functions.raw_read)(back.as_mut_ptr().cast(), pinned, back.len()) }
