@@ -213,7 +213,7 @@ pub const MAX_CARDS: usize = 16;
 pub const MAX_SEEN: usize = 64;
 /// Time in microseconds before the end of a turn's last work at which the turn can end. The next tenant's first work
 /// takes this long to reach the card. If it arrived earlier, the hardware would time-slice between both tenants.
-pub const EARLY_US: u32 = 100;
+pub const EARLY_US: u32 = 250;
 /// Maximum time in milliseconds for which the tenant's side waits for work that uses freed memory before it replies to
 /// a request for empty chunks.
 pub const RECLAIM_MS: u64 = 20;

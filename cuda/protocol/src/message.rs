@@ -125,8 +125,8 @@ pub struct Run {
     pub length_us: u32,
     /// Limit on the work in flight, in microseconds of card time. 0 disables limiting and measuring.
     pub run_ahead_us: u32,
-    /// Idle time in microseconds after which the turn ends by itself, or 0 if it does not. If the completion of the
-    /// turn's last work is predictable, [`FromTenant::Ending`] announces it up to this time in advance.
+    /// Idle time in microseconds after which the turn ends by itself, or 0 if it does not. If it is not 0 and the
+    /// completion of the turn's last work is predictable, [`FromTenant::Ending`] announces the completion.
     pub idle_us: u32,
     /// Interval of [`FromTenant::Used`] in microseconds, or 0 for no reports.
     pub report_us: u32,

@@ -38,6 +38,11 @@ const RECLAIM_LOOK: Duration = Duration::from_millis(1);
 // TIMEOUT: estimates of work durations are accurate to a third, and the last work takes no longer than a slice's idle
 // limit of 300 us.
 const POLL_OVERTIME: Duration = Duration::from_micros(300);
+/// Time that the next tenant's threads take to wake up. A turn's end is announced this long before the turn can end.
+// TIMEOUT: waking a processor from a deep idle state takes up to 0.2 ms in a VM.
+const WAKE_TIME: Duration = Duration::from_micros(200);
+/// Time before the end of a turn's last work at which the end is announced.
+const ANNOUNCEMENT_LEAD: Duration = Duration::from_micros(EARLY_US as u64).saturating_add(WAKE_TIME);
 
 /// Connects to the owners on the first call, and initializes the driver with `init`, which receives the tenant's cards
 /// and those to which the program could move. Returns the result of `init`, or the error of an owner's connection.
@@ -179,14 +184,20 @@ impl Turn {
         const MAX_POLL_INTERVAL: Duration = Duration::from_millis(1);
         // TIMEOUT: for programs with short kernels, polling at this rate costs 2 % of a CPU.
         const MIN_POLL_INTERVAL: Duration = Duration::from_micros(200);
+        // TIMEOUT: this interval applies for a few milliseconds, until the next time that the program waits. The end of
+        // the work must be detected before it is announced.
+        const MIN_YIELDING_INTERVAL: Duration = Duration::from_micros(50);
         if self.run.idle_us == 0 {
             return MAX_POLL_INTERVAL;
         }
         let idle = Duration::from_micros(self.run.idle_us.into());
-        let left = || idle.saturating_sub(self.began.elapsed().min(run_ahead.idle())).max(MIN_POLL_INTERVAL / 4);
+        let left = || idle.saturating_sub(self.began.elapsed().min(run_ahead.idle())).max(MIN_YIELDING_INTERVAL);
         // A yielding slice ends shortly before its last work completes.
-        let lead = if self.yields { idle } else { Duration::ZERO };
-        let end = run_ahead.next_end().map(|end| end.saturating_sub(lead).max(MIN_POLL_INTERVAL));
+        let (lead, least) = match self.yields {
+            true => (ANNOUNCEMENT_LEAD, MIN_YIELDING_INTERVAL),
+            false => (Duration::ZERO, MIN_POLL_INTERVAL),
+        };
+        let end = run_ahead.next_end().map(|end| end.saturating_sub(lead).max(least));
         end.unwrap_or_else(left).min(MAX_POLL_INTERVAL)
     }
 }
@@ -416,8 +427,7 @@ impl Agent {
         if passed(turn.began, run.length_us) {
             return self.stop();
         }
-        let lead = Duration::from_micros(run.idle_us.into());
-        if turn.yields && self.card.pacing.run_ahead.awaits_result(&self.shim.captures, lead) {
+        if turn.yields && self.card.pacing.run_ahead.awaits_result(&self.shim.captures, ANNOUNCEMENT_LEAD) {
             return self.stop();
         }
         let idle = u64::from(run.idle_us);
@@ -437,12 +447,9 @@ impl Agent {
 
     fn stop(&mut self) -> Result<(), LinkError> {
         let Some(turn) = self.turn.take() else { return Ok(()) };
-        // Announce the completion this early, because waking the next slice's threads takes about as long as the
-        // tolerated idle time.
-        let lead = Duration::from_micros(turn.run.idle_us.into());
         self.card.gate.close(gate::NO_SLICE, None);
         // Drain unless all work is measured and about to complete, because the driver may have other work left.
-        if !self.approach_end(&turn.run, lead) || !self.card.pacing.run_ahead.is_measured() {
+        if !self.approach_end(&turn.run) || !self.card.pacing.run_ahead.is_measured() {
             self.shim.drain(self.card, None);
         }
         let usage = self.card.pacing.run_ahead.take_usage();
@@ -506,17 +513,18 @@ impl Agent {
         self.version >= VERSION_HANDOVER && self.connection.send(&ending, &[]).is_ok()
     }
 
-    /// Waits for a slice's last work if its completion is predictable, and announces the completion `lead` in advance.
-    /// Returns true if the work has completed or will complete within [`EARLY_US`]. The gate must be closed.
-    fn approach_end(&self, run: &Run, lead: Duration) -> bool {
-        if lead.is_zero() {
+    /// Waits for a slice's last work if its completion is predictable, and announces the completion
+    /// [`ANNOUNCEMENT_LEAD`] in advance. Returns true if the work has completed or will complete within [`EARLY_US`].
+    /// The gate must be closed.
+    fn approach_end(&self, run: &Run) -> bool {
+        if run.idle_us == 0 {
             return false;
         }
         loop {
             match self.card.pacing.run_ahead.left(&self.shim.captures) {
                 Left::About(_) | Left::Nothing if self.shim.captures.any() => return false,
                 Left::Nothing => return self.card.pacing.run_ahead.is_measured(),
-                Left::About(left) if left <= lead => {
+                Left::About(left) if left <= ANNOUNCEMENT_LEAD => {
                     return self.announce(run, left)
                         && self.card.pacing.sees_end(
                             &self.shim.captures,
@@ -524,7 +532,9 @@ impl Agent {
                             Duration::from_micros(EARLY_US.into()),
                         );
                 }
-                Left::About(left) => std::thread::sleep((left - lead).min(Duration::from_micros(100))),
+                Left::About(left) => {
+                    std::thread::sleep((left - ANNOUNCEMENT_LEAD).min(Duration::from_micros(100)));
+                }
                 Left::Unknown => return false,
             }
         }

@@ -256,7 +256,7 @@ fn wakeup_is_for_yield_then_slice_end_in_one_class() {
     let mut turns = with(&[100, 100]);
     turns.wants(id(0), Nanos(0));
     turns.wants(id(1), Nanos(MS / 10));
-    let may_yield = Some(Nanos(4 * MS));
+    let may_yield = Some(Nanos(TurnsConfig::default().yield_ns));
     assert_eq!(turns.next_wakeup(), may_yield, "the classes are equal");
     turns.change(id(1), VgpuParams { class: LatencyClass::Background, ..VgpuParams::default() }, Nanos(MS / 5));
     assert_eq!(turns.next_wakeup(), may_yield, "the waiting tenant has a worse class");
@@ -521,8 +521,9 @@ fn holder_is_not_asked_to_yield_while_no_other_tenant_is_due() {
     assert_eq!(turns.holders().collect::<Vec<_>>(), [id(1)]);
     turns.tick(Nanos(13 * MS));
     assert_eq!(turns.take_orders(), [], "the turn is too short");
-    assert_eq!(turns.next_wakeup(), Some(Nanos(14 * MS)));
-    turns.tick(Nanos(14 * MS));
+    let may_yield = Nanos(10 * MS + TurnsConfig::default().yield_ns);
+    assert_eq!(turns.next_wakeup(), Some(may_yield));
+    turns.tick(may_yield);
     assert_eq!(turns.take_orders(), [Order::Yield(id(1))]);
     turns.tick(Nanos(18 * MS));
     assert_eq!(turns.take_orders(), [], "it is asked only once");

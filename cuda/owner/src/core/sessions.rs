@@ -83,6 +83,12 @@ pub(super) struct Session {
     pub(super) has_asked: bool,
     /// Set while a thread of the process waits at a closed gate.
     pub(super) waiting: bool,
+    /// Number of the turn whose end the process announced last.
+    pub(super) announced: Option<u32>,
+    /// Time in ns at which the process's last turn ended, if it had no more work.
+    pub(super) idle_since: Option<u64>,
+    /// Set if the process paused before its current or next turn, so it probably pauses after each result.
+    pub(super) pauses: bool,
     /// Number of the turn that ended without a reply, because the process is stopped. The process gets no turn until it
     /// replies.
     pub(super) stopped_in: Option<u32>,
@@ -197,6 +203,9 @@ impl Core {
             reported_client: false,
             has_asked: false,
             waiting: false,
+            announced: None,
+            idle_since: None,
+            pauses: false,
             turn: 0,
             reclaims: Reclaims::default(),
             stuck: false,

@@ -502,7 +502,11 @@ fn next_program_is_notified_shortly_before_recalled_slice_ends() {
     world.say(one, ending);
     assert_eq!(world.programs[&other].soon, Some(1000), "as long as the owner is polled");
     assert_eq!(world.programs[&third].soon, None, "the tenant does not wait");
-    assert!(world.work.iter().any(|action| matches!(action, Action::Attend { ns } if *ns <= 2 * MS)));
+    let is_attending = |action: &Action| matches!(action, Action::Attend { ns } if *ns <= 2 * MS);
+    assert_eq!(world.work.iter().filter(|action| is_attending(action)).count(), 1);
+    world.programs.get_mut(&other).expect("there").soon = None;
+    world.say(one, FromTenant::Ending { card: 0, turn, in_us: 100 });
+    assert_eq!(world.programs[&other].soon, None, "further notices of the same turn are ignored");
 }
 
 #[test]

@@ -26,6 +26,11 @@ const IDLE_UNDISTURBED_US: u32 = 10_000;
 /// that makes a member wait for others.
 const REPORT_INTERVAL_US: u32 = 2000;
 
+/// Minimum time between a turn of a program and its next submission after which the next turn ends when the program
+/// waits for a result, if tenants of worse latency classes are connected, in ns. A program that reads a result and
+/// submits its next work at once pauses for less, and would pay for a change of turns at each result.
+const PAUSE_NS: u64 = 1_000_000;
+
 /// Maximum idle time after which a member's turn ends while its group has connected members of a worse latency class,
 /// in microseconds. It exceeds the pause of a program that reads a result and submits its next work.
 const IDLE_PREFERRED_US: u32 = 150;
@@ -86,8 +91,19 @@ impl Core {
         session.turn += 1;
         (session.run, session.waiting) = (Some(session.turn), false);
         let run = Run { turn: session.turn, ..terms };
+        let yields = session.pauses && session.version >= VERSION_CONCURRENT;
         tracing::trace!(session = id.0, ?run, "a turn begins");
         self.send(id, FromOwner::Run(run));
+        // The members of a group use the card at the same time, so they save no change of turns.
+        if yields && !self.turns.turns().is_joined(tenant) && self.is_preferred(tenant) {
+            self.send(id, FromOwner::Yield { card: 0, turn: run.turn });
+        }
+    }
+
+    /// Returns true if a tenant of a worse latency class has programs on the card.
+    fn is_preferred(&self, tenant: TenantId) -> bool {
+        let class = |id: TenantId| self.tenants.get(&id).map(|known| known.spec.time.class);
+        self.sessions.values().filter_map(|session| session.tenant).any(|other| class(other) > class(tenant))
     }
 
     /// Returns the current terms of a tenant's turns. The work of the only connected tenant is not measured if all of
@@ -202,6 +218,9 @@ impl Core {
         self.machine.residency.worked(tenant, self.clock);
         let Some(session) = self.sessions.get_mut(&id) else { return };
         session.waiting = true;
+        if let Some(since) = session.idle_since.take() {
+            session.pauses = self.clock.saturating_sub(since) >= PAUSE_NS;
+        }
         if !std::mem::replace(&mut session.has_asked, true) {
             self.renew_concurrency(tenant);
         }
@@ -233,6 +252,7 @@ impl Core {
             return;
         }
         (session.run, session.waiting) = (None, waiting);
+        (session.idle_since, session.pauses) = ((!waiting).then_some(self.clock), session.pauses && !waiting);
         tracing::trace!(session = id.0, turn, waiting, "a turn has ended");
         if waiting && self.turns.continues(tenant) {
             return self.run(id);
@@ -240,11 +260,12 @@ impl Core {
         self.look_whether_ended(tenant);
     }
 
-    /// Handles the notice that a recalled turn is about to end: notifies the next tenant, to minimize the card's idle
-    /// time. The next tenant's work must not start before the turn ends, or the hardware would time-slice between both
-    /// tenants.
+    /// Handles the notice that a turn that must be returned is about to end: notifies the next tenant, to minimize the
+    /// card's idle time. The next tenant's work must not start before the turn ends, or the hardware would time-slice
+    /// between both tenants. Only the first notice of a turn counts, because each costs processor time.
     pub(super) fn ending(&mut self, id: SessionId, tenant: TenantId, turn: u32, in_us: u32) {
-        let is_it = self.sessions.get(&id).is_some_and(|session| session.run == Some(turn));
+        let is_first = |session: &Session| session.run == Some(turn) && session.announced != Some(turn);
+        let is_it = self.sessions.get(&id).is_some_and(is_first);
         let open = self.sessions_of(tenant).filter(|id| self.sessions.get(id).is_some_and(|s| s.run.is_some())).count();
         if !is_it || open > 1 {
             return;
@@ -252,6 +273,9 @@ impl Core {
         let next = self.turns.turns().next_after(tenant, self.now());
         if next.is_empty() {
             return;
+        }
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.announced = Some(turn);
         }
         tracing::trace!(session = id.0, turn, in_us, "a turn is about to end");
         let in_us = in_us.min(ATTENDED_US);

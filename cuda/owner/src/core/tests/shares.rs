@@ -118,3 +118,33 @@ proptest! {
         prop_assert!(near, "{:?} instead of {:?} permille: {:?}", shares, expected, tenants);
     }
 }
+
+#[test]
+fn interactive_program_that_pauses_returns_its_turn_when_it_waits() {
+    let mut world = two(8, 8);
+    let time = sched::VgpuParams { class: sched::LatencyClass::Interactive, ..sched::VgpuParams::default() };
+    world.core.add_tenant(TenantSpec { time, ..spec("urgent", 8, Limits::default()) }).expect("the request is valid");
+    let [_other, urgent] = ["one", "urgent"].map(|name| world.connect(name));
+    // Returns true if the program must return the turn that follows a pause of this length when it waits for a result.
+    let yields_after = |world: &mut World, ns: u64| {
+        world.say(urgent, FromTenant::Waiting { card: 0 });
+        world.settle();
+        let turn = world.programs[&urgent].run.expect("no other program works").turn;
+        world.programs.get_mut(&urgent).expect("there").run = None;
+        world.say(urgent, FromTenant::Stopped { card: 0, turn, usage: Usage::default(), waiting: false });
+        world.now += ns;
+        world.say(urgent, FromTenant::Waiting { card: 0 });
+        world.settle();
+        let turn = world.programs[&urgent].run.expect("no other program works").turn;
+        let yields = world.programs[&urgent].yields == Some(turn);
+        world.programs.get_mut(&urgent).expect("there").run = None;
+        world.say(urgent, FromTenant::Stopped { card: 0, turn, usage: Usage::default(), waiting: false });
+        yields
+    };
+    assert!(yields_after(&mut world, 5 * MS));
+    assert!(!yields_after(&mut world, MS / 10), "it would pay for a change of turns at each result");
+    assert!(yields_after(&mut world, 5 * MS));
+    let id = world.core.tenant("urgent").expect("there");
+    world.core.change_tenant(id, &spec("urgent", 8, Limits::default())).expect("the request is valid");
+    assert!(!yields_after(&mut world, 5 * MS), "no tenant has a worse class");
+}
