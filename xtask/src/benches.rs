@@ -56,6 +56,7 @@ const BENCHES: [Bench; 31] = [
     ("vcuda", Needs::Gpu, "a CUDA program of a VM next to a native one: docs/guides/cuda-vms.md"),
     ("disk", Needs::Gpu, "Gdev's figures 8 to 10, encrypted blocks instead of files: docs/guides/gdev.md"),
     ("together", Needs::Gpu, "decode loops in a share group, with turns, and with MPS alone: docs/guides/cuda.md"),
+    ("gaps", Needs::Gpu, "time that a card loses at each change of tenants: docs/design/scheduling.md"),
     ("neighbours", Needs::Gpu, "a CUDA program next to honest and hostile ones: docs/guides/cuda.md"),
 ];
 

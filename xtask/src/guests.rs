@@ -68,7 +68,7 @@ pub fn bench(name: Option<&str>, options: &BenchOptions) -> Result<bool> {
     if name == Some("cuda") {
         return crate::cuda::bench(json.as_deref());
     }
-    if let Some(name @ ("cards" | "disk" | "neighbours" | "together" | "vcuda")) = name {
+    if let Some(name @ ("cards" | "disk" | "gaps" | "neighbours" | "together" | "vcuda")) = name {
         return crate::cuda::bench_with_options(name, options);
     }
     let mut command =

@@ -129,7 +129,7 @@ def verdicts(summary: dict) -> list[dict]:
     found.at_least("two jobs, turns: steps, of one job", found.ratio("jobs, two, turns", "jobs, one, turns", "total"),
                    0.99)
     for kind in ("loop", "paced loop"):
-        for way in ("hardware time slices", "MPS", "turns", "one group", "two groups"):
+        for way in ("hardware time slices", "MPS", "MPS with priorities", "turns", "one group", "two groups"):
             found.next_to_job(kind, way)
     for kind in ("loops", "jobs"):
         found.auto(kind)

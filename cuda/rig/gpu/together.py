@@ -45,6 +45,8 @@ CHUNK_MIB, SMALL_CHUNK_MIB = 2, 16
 SMALL_JOB_S = 7
 PACE_MS = 6
 GROUPS = ("one", "two", "small")
+# Clients of MPS with `below normal` priority: the card prefers the thread blocks of the other clients.
+LOW = {"CUDA_MPS_CLIENT_PRIORITY": "1"}
 DEFAULTS = {"weight": 100, "guarantee_permille": 0, "class": "normal"}
 INTERACTIVE = {"class": "interactive"}
 
@@ -74,8 +76,8 @@ def next_to_job(what: str, pace_ms: float) -> tuple[Case, ...]:
         return Case(f"jobs, {what} and job, {way}", (loop, job), settings, pace_ms)
 
     return (case("hardware time slices", "hw-loop0", "hw-job0"), case("MPS", "mps-loop0", "mps-job0"),
-            case("turns", "turn-loop0", "turn-job0"), case("one group", "one-loop0", "one-job0"),
-            case("two groups", "two-loop0", "one-job0"))
+            case("MPS with priorities", "mps-loop0", "mpslow-job0"), case("turns", "turn-loop0", "turn-job0"),
+            case("one group", "one-loop0", "one-job0"), case("two groups", "two-loop0", "one-job0"))
 
 
 GUARANTEED = {"guarantee_permille": 500}
@@ -153,6 +155,7 @@ class Programs:
                 self._owners |= dict.fromkeys(tenants, owner)
         for group in sorted({way_of(name) for name in names} & set(GROUPS)):
             variables[group] = {"CUDA_MPS_PIPE_DIRECTORY": str(mps_folder / group / "pipes")}
+        variables["mpslow"] = variables.get("mps", {}) | LOW
         self._processes = {}
         for name in names:
             tenant = name if name in self._owners else None
