@@ -55,11 +55,7 @@ pub fn with<P: Send, T>(bytes: u64, copy: &(dyn Fn(&P) + Sync), work: impl FnOnc
     with_helpers(helpers(bytes), copy, work)
 }
 
-fn with_helpers<P: Send, T>(
-    helpers: usize,
-    copy: &(dyn Fn(&P) + Sync),
-    work: impl FnOnce(&Crew<'_, P>) -> T,
-) -> T {
+fn with_helpers<P: Send, T>(helpers: usize, copy: &(dyn Fn(&P) + Sync), work: impl FnOnce(&Crew<'_, P>) -> T) -> T {
     let (parts, done) = Default::default();
     let state = Mutex::new(State { parts, added: 0, done, has_ended: false });
     let crew = Crew { copy, state, changed: Condvar::new(), helpers };

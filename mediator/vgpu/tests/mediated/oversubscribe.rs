@@ -496,8 +496,10 @@ fn guests_copying_over_bus_get_quanta_without_access_counts() {
 }
 
 fn take_turns_over_the_bus(profile: bool) {
+    /// Time over which the detector sums traffic.
+    const WINDOW: Duration = Duration::from_millis(100);
     let mut division = fast();
-    (division.quanta.window_ns, division.quanta.min_ns) = (100_000_000, 5_000_000);
+    (division.quanta.window_ns, division.quanta.min_ns) = (WINDOW.as_nanos() as u64, 5_000_000);
     // Make any traffic count as thrashing, because copies take almost no time here.
     division.quanta.on_permille = 1;
     let config = Config { vram_mib: 48 + OWN_MIB, profile, ..Config::default() };
@@ -526,7 +528,8 @@ fn take_turns_over_the_bus(profile: bool) {
                 }
             });
         }
-        // Wait until each VM has its share of the memory, because the moves until then must not be counted.
+        // Wait until each VM has its share of the memory, and the detector's window has passed, because the moves until
+        // then must not be counted.
         let moved = || [0, 1].map(|vm| rig.host.lock().memory().moved(TenantId(vm)).map(|moved| moved.sum.bytes));
         let (mut before, mut since) = (moved(), Instant::now());
         eventually("each VM has its share", || {
@@ -534,7 +537,7 @@ fn take_turns_over_the_bus(profile: bool) {
             if now != before {
                 (before, since) = (now, Instant::now());
             }
-            account(&rig, 0).host > 0 && account(&rig, 1).host > 0 && since.elapsed() > Duration::from_millis(100)
+            account(&rig, 0).host > 0 && account(&rig, 1).host > 0 && since.elapsed() > 3 * WINDOW
         });
         division.quanta.mode = Mode::Auto;
         rig.host.lock().memory_mut().set_division(&division).unwrap();

@@ -1,6 +1,10 @@
 //! Tests memory quanta, and the host memory that they need.
 
 use super::*;
+use cuda_control::Gang;
+use gang::{CardId, GangId};
+use owner_host::{CardState, LinkEvent};
+use vram::QuantumState;
 
 #[test]
 fn quantum_waits_for_memory_of_ending_program() {
@@ -157,4 +161,55 @@ fn stock_is_refilled_without_other_events() {
     assert!(world.core.next_wakeup().is_some_and(|ns| ns <= 200 * MS));
     world.pass(250 * MS);
     assert_eq!(world.core.view(0).pieces.1, 2);
+}
+
+/// Creates two programs of tenants with the cards 0 and 1 on the card `own`, where their memory does not fit together.
+/// Quanta last 20 s. Returns the numbers of the tenant with the quantum and of the other one.
+fn two_gangs_that_take_turns(own: CardId) -> (World, [u32; 2]) {
+    let mut world = World::with_number(own, 16, 32);
+    for (number, name) in (1..).zip(["one", "two"]) {
+        let cards = [0, 1].map(|card| (CardId(card), Default::default())).into();
+        let gang = Some(Gang { number: GangId(number), cards });
+        world.core.add_tenant(TenantSpec { gang, ..spec(name, 64, Limits::default()) }).expect("the request is valid");
+    }
+    let config = world.core.config().clone();
+    let length = 20_000 * MS;
+    let quanta = vram::QuantaConfig { mode: vram::Mode::Forced, min_ns: length, max_ns: length, ..config.quanta };
+    world.core.tune(config.time, config.balance, quanta, config.host_bytes).expect("the request is valid");
+    world.event(Event::Link(LinkEvent::Reached(CardId(1 - own.0))));
+    for name in ["one", "two"] {
+        let session = world.connect(name);
+        world.ask(session, 1, 12);
+        world.say(session, FromTenant::Waiting { card: 0 });
+    }
+    world.pass(1_000 * MS);
+    let holder = world.core.memory_turn().expect("the tenants take turns").holder.0;
+    (world, [holder, 3 - holder])
+}
+
+/// Reports the state of a tenant's quantum on the card `from`.
+fn hear(world: &mut World, from: CardId, gang: u32, quantum: QuantumState, is_stuck: bool) {
+    world.event(Event::Link(LinkEvent::Quantum(from, GangId(gang), CardState { quantum, is_stuck })));
+}
+
+#[test]
+fn quantum_follows_the_quantum_of_a_lower_card() {
+    let (mut world, [first, other]) = two_gangs_that_take_turns(CardId(1));
+    hear(&mut world, CardId(0), first, QuantumState::Waits, false);
+    hear(&mut world, CardId(0), other, QuantumState::Holds, false);
+    world.pass(1_000 * MS);
+    assert_eq!(world.core.memory_turn().map(|turn| turn.holder.0), Some(other));
+}
+
+#[test]
+fn gang_that_waits_for_quantum_gets_turns_while_stuck_elsewhere() {
+    let (mut world, [_, other]) = two_gangs_that_take_turns(CardId(0));
+    let is_offered = |world: &World| world.core.turns.view(GangId(other)).expect("it was added").is_offered;
+    assert!(!is_offered(&world), "its memory is not on the card");
+    hear(&mut world, CardId(1), other, QuantumState::Waits, true);
+    world.pass(100 * MS);
+    assert!(is_offered(&world), "its kernel on card 1 may wait for one on this card");
+    hear(&mut world, CardId(1), other, QuantumState::Waits, false);
+    world.pass(100 * MS);
+    assert!(!is_offered(&world));
 }

@@ -117,7 +117,13 @@ pub(super) fn spec(name: &str, chunks: u64, limits: vram::Limits) -> TenantSpec 
 impl World {
     /// Creates a world whose card has `card` chunks and `host` host slots.
     pub(super) fn new(card: u64, host: u64) -> Self {
+        Self::with_number(gang::CardId(0), card, host)
+    }
+
+    /// Creates a world whose card has the given number.
+    pub(super) fn with_number(number: gang::CardId, card: u64, host: u64) -> Self {
         let config = CardConfig {
+            number,
             host_bytes: host * CHUNK,
             chunk_bytes: CHUNK,
             host_ready_bytes: 2 * CHUNK,
