@@ -25,7 +25,7 @@ impl Needs {
     }
 }
 
-const BENCHES: [Bench; 31] = [
+const BENCHES: [Bench; 32] = [
     ("transport", Needs::Guests, "cost of an access over vfio-user; no figure"),
     ("shadow", Needs::Nothing, "cost of shadow page tables; no figure"),
     ("compute", Needs::Nothing, "speed of the software card; no figure"),
