@@ -40,7 +40,7 @@ const ENGINE: Engine = Engine::Compute;
 const CHANNEL: Channel = Channel(0);
 
 /// Number of checks for a due tenant within [`TurnsConfig::yield_ns`].
-const COMPARISONS_PER_YIELD: u64 = 4;
+const COMPARISONS_PER_YIELD: u64 = 8;
 
 /// Settings for turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -282,12 +282,14 @@ impl RunAhead {
         pace.groups.iter().all(|g| g.keys.is_empty())
     }
 
-    /// Returns true if the program waits for a result, that is, if it has not submitted anything for a while and all
-    /// its work completes within `lead`. Returns false while unmeasured work is in flight, because its end is unknown.
-    pub fn awaits_result(&self, captures: &Captures, lead: Duration) -> bool {
+    /// Returns true if the program waits for a result, that is, if it has submitted something since `since`, but nothing
+    /// for a while, and all its work completes within `lead`. Returns false while unmeasured work is in flight, because
+    /// its end is unknown.
+    pub fn awaits_result(&self, captures: &Captures, lead: Duration, since: Instant) -> bool {
         let (mut pace, now) = (self.lock(), Instant::now());
         pace.look_for_end(captures, now);
-        let pauses = pace.last.is_some_and(|last| now.saturating_duration_since(last) >= IDLE_BEFORE_POLL);
+        let has_paused = |last: Instant| last >= since && now.saturating_duration_since(last) >= IDLE_BEFORE_POLL;
+        let pauses = pace.last.is_some_and(has_paused);
         pace.all_measured && pauses && pace.left_ns(now) <= lead.as_nanos() as f64
     }
 

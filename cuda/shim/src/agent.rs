@@ -41,8 +41,13 @@ const POLL_OVERTIME: Duration = Duration::from_micros(300);
 /// Time that the next tenant's threads take to wake up. A turn's end is announced this long before the turn can end.
 // TIMEOUT: waking a processor from a deep idle state takes up to 0.2 ms in a VM.
 const WAKE_TIME: Duration = Duration::from_micros(200);
-/// Time before the end of a turn's last work at which the end is announced.
-const ANNOUNCEMENT_LEAD: Duration = Duration::from_micros(EARLY_US as u64).saturating_add(WAKE_TIME);
+/// Interval at which the end of a turn's last work is estimated again until it is announced.
+// TIMEOUT: the estimate is as inexact as this interval, and it applies for at most a turn's work in flight.
+const ESTIMATE_INTERVAL: Duration = Duration::from_micros(25);
+/// Like [`EARLY_US`], for a member of a share group with several members. No tenant's turn follows, but the length of
+/// other members' work may be measured, and must not include this member's work.
+// TIMEOUT: the reply of the owner takes longer.
+const EARLY_IN_GROUP: Duration = Duration::from_micros(100);
 
 /// Connects to the owners on the first call, and initializes the driver with `init`, which receives the tenant's cards
 /// and those to which the program could move. Returns the result of `init`, or the error of an owner's connection.
@@ -177,6 +182,17 @@ struct Turn {
     yields: bool,
 }
 
+/// Returns the time before the end of a turn's last work at which the turn can end.
+fn earliness(run: &Run) -> Duration {
+    // Only members of share groups with several members report their use during a turn.
+    if run.report_us > 0 { EARLY_IN_GROUP } else { Duration::from_micros(EARLY_US.into()) }
+}
+
+/// Returns the time before the end of a turn's last work at which the end is announced.
+fn announcement_lead(run: &Run) -> Duration {
+    earliness(run) + WAKE_TIME
+}
+
 impl Turn {
     /// Returns the time until the next check of whether the slice must end.
     fn next_look(&self, run_ahead: &RunAhead) -> Duration {
@@ -194,7 +210,7 @@ impl Turn {
         let left = || idle.saturating_sub(self.began.elapsed().min(run_ahead.idle())).max(MIN_YIELDING_INTERVAL);
         // A yielding slice ends shortly before its last work completes.
         let (lead, least) = match self.yields {
-            true => (ANNOUNCEMENT_LEAD, MIN_YIELDING_INTERVAL),
+            true => (announcement_lead(&self.run), MIN_YIELDING_INTERVAL),
             false => (Duration::ZERO, MIN_POLL_INTERVAL),
         };
         let end = run_ahead.next_end().map(|end| end.saturating_sub(lead).max(least));
@@ -427,7 +443,8 @@ impl Agent {
         if passed(turn.began, run.length_us) {
             return self.stop();
         }
-        if turn.yields && self.card.pacing.run_ahead.awaits_result(&self.shim.captures, ANNOUNCEMENT_LEAD) {
+        let lead = announcement_lead(&run);
+        if turn.yields && self.card.pacing.run_ahead.awaits_result(&self.shim.captures, lead, turn.began) {
             return self.stop();
         }
         let idle = u64::from(run.idle_us);
@@ -513,28 +530,22 @@ impl Agent {
         self.version >= VERSION_HANDOVER && self.connection.send(&ending, &[]).is_ok()
     }
 
-    /// Waits for a slice's last work if its completion is predictable, and announces the completion
-    /// [`ANNOUNCEMENT_LEAD`] in advance. Returns true if the work has completed or will complete within [`EARLY_US`].
-    /// The gate must be closed.
+    /// Waits for a slice's last work if its completion is predictable, and announces the completion in advance. Returns
+    /// true if the work has completed or will complete within [`EARLY_US`]. The gate must be closed.
     fn approach_end(&self, run: &Run) -> bool {
         if run.idle_us == 0 {
             return false;
         }
+        let (early, lead) = (earliness(run), announcement_lead(run));
         loop {
             match self.card.pacing.run_ahead.left(&self.shim.captures) {
                 Left::About(_) | Left::Nothing if self.shim.captures.any() => return false,
                 Left::Nothing => return self.card.pacing.run_ahead.is_measured(),
-                Left::About(left) if left <= ANNOUNCEMENT_LEAD => {
+                Left::About(left) if left <= lead => {
                     return self.announce(run, left)
-                        && self.card.pacing.sees_end(
-                            &self.shim.captures,
-                            left + POLL_OVERTIME,
-                            Duration::from_micros(EARLY_US.into()),
-                        );
+                        && self.card.pacing.sees_end(&self.shim.captures, left + POLL_OVERTIME, early);
                 }
-                Left::About(left) => {
-                    std::thread::sleep((left - ANNOUNCEMENT_LEAD).min(Duration::from_micros(100)));
-                }
+                Left::About(left) => std::thread::sleep((left - lead).min(ESTIMATE_INTERVAL)),
                 Left::Unknown => return false,
             }
         }

@@ -94,8 +94,7 @@ impl Core {
         let yields = session.pauses && session.version >= VERSION_CONCURRENT;
         tracing::trace!(session = id.0, ?run, "a turn begins");
         self.send(id, FromOwner::Run(run));
-        // The members of a group use the card at the same time, so they save no change of turns.
-        if yields && !self.turns.turns().is_joined(tenant) && self.is_preferred(tenant) {
+        if yields && self.is_preferred(tenant) {
             self.send(id, FromOwner::Yield { card: 0, turn: run.turn });
         }
     }
@@ -134,7 +133,10 @@ impl Core {
         let idle = if preferred { idle.min(IDLE_PREFERRED_US) } else { idle };
         // A member of a better class waits for these reports while it is ahead.
         let interval_us = if urgent { REPORT_INTERVAL_US / 4 } else { REPORT_INTERVAL_US };
-        let report_us = if self.turns.turns().is_joined(tenant) { unless_alone(interval_us) } else { 0 };
+        // Another member may join the group's turns at any time.
+        let in_group = |id| self.turns.turns().membership(id).map(|of_it| of_it.group) == own;
+        let is_member = own.is_some() && present().any(|other| other != tenant && in_group(other));
+        let report_us = if is_member { unless_alone(interval_us) } else { 0 };
         let (run_ahead_us, idle_us) = (unless_alone(ahead), unless_alone(idle));
         Run { card: 0, turn: 0, length_us: 0, run_ahead_us, idle_us, report_us }
     }

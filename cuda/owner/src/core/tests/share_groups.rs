@@ -72,7 +72,13 @@ fn observe(world: &mut World, sessions: &[SessionId], ms: u64) -> (u64, Vec<u64>
 #[test]
 fn programs_of_one_group_have_open_gates_at_once() {
     let mut world = world(Sharing::Together);
-    let (one, two) = (client(&mut world, "one"), client(&mut world, "two"));
+    let one = client(&mut world, "one");
+    let three = world.connect("three");
+    want(&mut world, &[one]);
+    let terms = world.programs[&one].run.expect("it runs");
+    assert!(terms.run_ahead_us > 0 && terms.report_us == 0, "no other member has programs: {terms:?}");
+    let two = client(&mut world, "two");
+    world.leave(three);
     want(&mut world, &[one, two]);
     let (both, each) = observe(&mut world, &[one, two], 1000);
     assert!(both >= 800, "{both} ms together");
