@@ -4,8 +4,9 @@
 //! - [`gate`]: blocks submissions outside the tenant's slice and while chunks are relocated;
 //! - [`pace`]: measures and limits the work in flight while other tenants also have work;
 //! - [`solo_backlog`]: limits the work in flight while the program is alone;
+//! - [`turn_end`]: times before the end of this work at which turns end and are announced;
 //! - [`fences`]: detects the completion of work during captures ([`captures`]);
-//! - [`pacing`]: combines the previous three modules and drains the program's [`contexts`].
+//! - [`pacing`]: combines these modules and drains the program's [`contexts`].
 //!
 //! A program has one gate and one [`pacing::Pacing`] per card. All cards share its captures.
 //!
@@ -23,3 +24,4 @@ pub mod gate;
 pub mod pace;
 pub mod pacing;
 pub mod solo_backlog;
+pub mod turn_end;

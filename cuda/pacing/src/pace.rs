@@ -282,7 +282,7 @@ impl RunAhead {
         pace.groups.iter().all(|g| g.keys.is_empty())
     }
 
-    /// Returns true if the program waits for a result, that is, if it has submitted something since `since`, but nothing
+    /// Returns true if the program waits for a result, that is, if it has submitted something since `since` but nothing
     /// for a while, and all its work completes within `lead`. Returns false while unmeasured work is in flight, because
     /// its end is unknown.
     pub fn awaits_result(&self, captures: &Captures, lead: Duration, since: Instant) -> bool {

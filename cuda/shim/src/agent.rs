@@ -12,8 +12,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use cuda_protocol::{
-    CardInfo, EARLY_US, End, FromOwner, FromTenant, LinkError, RECLAIM_MS, Run, VERSION_CONCURRENT, VERSION_HANDOVER,
-    Welcome,
+    CardInfo, End, FromOwner, FromTenant, LinkError, RECLAIM_MS, Run, VERSION_CONCURRENT, VERSION_HANDOVER, Welcome,
 };
 
 use crate::descriptors::{ChunkDescriptor, Connection};
@@ -23,7 +22,7 @@ use crate::log::{self, report};
 use crate::memory::Operations;
 use crate::pace::{Left, RunAhead};
 use crate::shim::{Card, Shim, Start};
-use crate::{gate, process};
+use crate::{gate, process, turn_end};
 use program_cards::calls::show;
 use program_cards::identities;
 
@@ -38,17 +37,6 @@ const RECLAIM_LOOK: Duration = Duration::from_millis(1);
 // TIMEOUT: estimates of work durations are accurate to a third, and the last work takes no longer than a slice's idle
 // limit of 300 us.
 const POLL_OVERTIME: Duration = Duration::from_micros(300);
-/// Time that the next tenant's threads take to wake up. A turn's end is announced this long before the turn can end.
-// TIMEOUT: waking a processor from a deep idle state takes up to 0.2 ms in a VM.
-const WAKE_TIME: Duration = Duration::from_micros(200);
-/// Interval at which the end of a turn's last work is estimated again until it is announced.
-// TIMEOUT: the estimate is as inexact as this interval, and it applies for at most a turn's work in flight.
-const ESTIMATE_INTERVAL: Duration = Duration::from_micros(25);
-/// Like [`EARLY_US`], for a member of a share group with several members. No tenant's turn follows, but the length of
-/// other members' work may be measured, and must not include this member's work.
-// TIMEOUT: the reply of the owner takes longer.
-const EARLY_IN_GROUP: Duration = Duration::from_micros(100);
-
 /// Connects to the owners on the first call, and initializes the driver with `init`, which receives the tenant's cards
 /// and those to which the program could move. Returns the result of `init`, or the error of an owner's connection.
 pub fn start(shim: &'static Shim, init: impl FnOnce(&[CardInfo], &[[u8; 16]]) -> c_int) -> c_int {
@@ -182,17 +170,6 @@ struct Turn {
     yields: bool,
 }
 
-/// Returns the time before the end of a turn's last work at which the turn can end.
-fn earliness(run: &Run) -> Duration {
-    // Only members of share groups with several members report their use during a turn.
-    if run.report_us > 0 { EARLY_IN_GROUP } else { Duration::from_micros(EARLY_US.into()) }
-}
-
-/// Returns the time before the end of a turn's last work at which the end is announced.
-fn announcement_lead(run: &Run) -> Duration {
-    earliness(run) + WAKE_TIME
-}
-
 impl Turn {
     /// Returns the time until the next check of whether the slice must end.
     fn next_look(&self, run_ahead: &RunAhead) -> Duration {
@@ -210,7 +187,7 @@ impl Turn {
         let left = || idle.saturating_sub(self.began.elapsed().min(run_ahead.idle())).max(MIN_YIELDING_INTERVAL);
         // A yielding slice ends shortly before its last work completes.
         let (lead, least) = match self.yields {
-            true => (announcement_lead(&self.run), MIN_YIELDING_INTERVAL),
+            true => (turn_end::announcement_lead(&self.run), MIN_YIELDING_INTERVAL),
             false => (Duration::ZERO, MIN_POLL_INTERVAL),
         };
         let end = run_ahead.next_end().map(|end| end.saturating_sub(lead).max(least));
@@ -443,7 +420,7 @@ impl Agent {
         if passed(turn.began, run.length_us) {
             return self.stop();
         }
-        let lead = announcement_lead(&run);
+        let lead = turn_end::announcement_lead(&run);
         if turn.yields && self.card.pacing.run_ahead.awaits_result(&self.shim.captures, lead, turn.began) {
             return self.stop();
         }
@@ -531,12 +508,12 @@ impl Agent {
     }
 
     /// Waits for a slice's last work if its completion is predictable, and announces the completion in advance. Returns
-    /// true if the work has completed or will complete within [`EARLY_US`]. The gate must be closed.
+    /// true if the work has completed or will complete within [`turn_end::earliness`]. The gate must be closed.
     fn approach_end(&self, run: &Run) -> bool {
         if run.idle_us == 0 {
             return false;
         }
-        let (early, lead) = (earliness(run), announcement_lead(run));
+        let (early, lead) = (turn_end::earliness(run), turn_end::announcement_lead(run));
         loop {
             match self.card.pacing.run_ahead.left(&self.shim.captures) {
                 Left::About(_) | Left::Nothing if self.shim.captures.any() => return false,
@@ -545,7 +522,7 @@ impl Agent {
                     return self.announce(run, left)
                         && self.card.pacing.sees_end(&self.shim.captures, left + POLL_OVERTIME, early);
                 }
-                Left::About(left) => std::thread::sleep((left - lead).min(ESTIMATE_INTERVAL)),
+                Left::About(left) => std::thread::sleep((left - lead).min(turn_end::ESTIMATE_INTERVAL)),
                 Left::Unknown => return false,
             }
         }

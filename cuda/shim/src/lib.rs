@@ -30,7 +30,7 @@
 compile_error!("the stubs are written for x86-64 Linux");
 
 use cuda_driver::{calls as driver, streams, symbols};
-use cuda_pacing::{captures, contexts, events, gate, pace, pacing};
+use cuda_pacing::{captures, contexts, events, gate, pace, pacing, turn_end};
 use program_cards::{cross, peers};
 
 mod abi;

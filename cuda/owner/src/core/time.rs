@@ -91,18 +91,15 @@ impl Core {
         session.turn += 1;
         (session.run, session.waiting) = (Some(session.turn), false);
         let run = Run { turn: session.turn, ..terms };
-        let yields = session.pauses && session.version >= VERSION_CONCURRENT;
+        // Other members of a group could start earlier, but they would slow down the last part of its work.
+        let yields = session.pauses && session.version >= VERSION_CONCURRENT && run.report_us == 0;
         tracing::trace!(session = id.0, ?run, "a turn begins");
         self.send(id, FromOwner::Run(run));
-        if yields && self.is_preferred(tenant) {
+        let class = |id: TenantId| self.tenants.get(&id).map(|known| known.spec.time.class);
+        let mut present = self.sessions.values().filter_map(|session| session.tenant);
+        if yields && present.any(|other| class(other) > class(tenant)) {
             self.send(id, FromOwner::Yield { card: 0, turn: run.turn });
         }
-    }
-
-    /// Returns true if a tenant of a worse latency class has programs on the card.
-    fn is_preferred(&self, tenant: TenantId) -> bool {
-        let class = |id: TenantId| self.tenants.get(&id).map(|known| known.spec.time.class);
-        self.sessions.values().filter_map(|session| session.tenant).any(|other| class(other) > class(tenant))
     }
 
     /// Returns the current terms of a tenant's turns. The work of the only connected tenant is not measured if all of
@@ -220,9 +217,8 @@ impl Core {
         self.machine.residency.worked(tenant, self.clock);
         let Some(session) = self.sessions.get_mut(&id) else { return };
         session.waiting = true;
-        if let Some(since) = session.idle_since.take() {
-            session.pauses = self.clock.saturating_sub(since) >= PAUSE_NS;
-        }
+        let pause = session.idle_since.take().map(|since| self.clock.saturating_sub(since));
+        session.pauses = pause.map_or(session.pauses, |ns| ns >= PAUSE_NS);
         if !std::mem::replace(&mut session.has_asked, true) {
             self.renew_concurrency(tenant);
         }
@@ -266,8 +262,7 @@ impl Core {
     /// card's idle time. The next tenant's work must not start before the turn ends, or the hardware would time-slice
     /// between both tenants. Only the first notice of a turn counts, because each costs processor time.
     pub(super) fn ending(&mut self, id: SessionId, tenant: TenantId, turn: u32, in_us: u32) {
-        let is_first = |session: &Session| session.run == Some(turn) && session.announced != Some(turn);
-        let is_it = self.sessions.get(&id).is_some_and(is_first);
+        let is_it = self.sessions.get(&id).is_some_and(|it| it.run == Some(turn) && it.announced != Some(turn));
         let open = self.sessions_of(tenant).filter(|id| self.sessions.get(id).is_some_and(|s| s.run.is_some())).count();
         if !is_it || open > 1 {
             return;

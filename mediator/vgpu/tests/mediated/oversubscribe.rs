@@ -541,10 +541,12 @@ fn take_turns_over_the_bus(profile: bool) {
         });
         division.quanta.mode = Mode::Auto;
         rig.host.lock().memory_mut().set_division(&division).unwrap();
-        let (mut holders, mut told) = (std::collections::BTreeSet::new(), false);
+        let (mut holders, mut told, mut by_traffic) = (std::collections::BTreeSet::new(), false, false);
         let began = Instant::now();
-        while holders.len() < 2 && began.elapsed() < WAIT_TIMEOUT {
+        while (holders.len() < 2 || !by_traffic) && began.elapsed() < WAIT_TIMEOUT {
             let state = rig.host.lock();
+            let quanta = state.memory().divider().residency().quanta();
+            by_traffic |= quanta.turn().is_some() && !quanta.tries();
             holders.extend(state.memory().divider().residency().turn().map(|turn| turn.holder));
             let is_told = |vm: &TenantTime| matches!(vm.wait, Some(Wait::MemoryQuantum { .. }));
             told |= state.scheduler_usage(0).time.tenants.values().any(is_told);
@@ -563,6 +565,7 @@ fn take_turns_over_the_bus(profile: bool) {
         }
         stop.store(true, Ordering::SeqCst);
         assert_eq!(holders.len(), 2, "each VM has had its turn");
+        assert!(by_traffic, "only a probe gives quanta");
         assert!(told, "a VM waits for the other's quantum");
         assert!(lasts(&without_since), "a VM that is limited by its quota takes turns");
     });

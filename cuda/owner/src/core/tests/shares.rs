@@ -120,7 +120,7 @@ proptest! {
 }
 
 #[test]
-fn interactive_program_that_pauses_returns_its_turn_when_it_waits() {
+fn interactive_program_that_pauses_returns_turn_when_it_waits() {
     let mut world = two(8, 8);
     let time = sched::VgpuParams { class: sched::LatencyClass::Interactive, ..sched::VgpuParams::default() };
     world.core.add_tenant(TenantSpec { time, ..spec("urgent", 8, Limits::default()) }).expect("the request is valid");
