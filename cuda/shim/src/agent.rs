@@ -353,7 +353,9 @@ impl Agent {
             FromOwner::Run(run) => {
                 let now = Instant::now();
                 self.card.pacing.run_ahead.bound(run.run_ahead_us);
-                self.turn = Some(Turn { run, began: now, reported: now, yields: false });
+                // New terms of a turn do not cancel an order to return it.
+                let yields = self.turn.as_ref().is_some_and(|turn| turn.yields);
+                self.turn = Some(Turn { run, began: now, reported: now, yields });
                 self.soon = None;
                 self.open(self.card, gate::NO_SLICE);
             }

@@ -254,3 +254,14 @@ fn long_submission_ends_group_so_pauses_do_not_count() {
     ahead.submitted(&captures, STREAM, 1, false);
     assert_eq!(ahead.groups(), 2, "later work has a group of its own");
 }
+
+#[test]
+fn program_waits_for_a_result_only_after_a_submission_of_its_turn() {
+    stand_in_for_the_driver();
+    let (ahead, captures, now) = (RunAhead::default(), Captures::default(), Instant::now());
+    let earlier = |ms| now.checked_sub(Duration::from_millis(ms)).expect("the clock has run for longer");
+    *ahead.lock() = Pace { last: Some(earlier(2)), all_measured: true, ..Pace::default() };
+    let lead = Duration::from_micros(450);
+    assert!(ahead.awaits_result(&captures, lead, earlier(3)), "it has submitted work in this turn");
+    assert!(!ahead.awaits_result(&captures, lead, earlier(1)), "its turn has just begun");
+}
