@@ -256,7 +256,7 @@ fn long_submission_ends_group_so_pauses_do_not_count() {
 }
 
 #[test]
-fn program_waits_for_a_result_only_after_a_submission_of_its_turn() {
+fn program_waits_for_a_result_only_after_its_turn_has_work() {
     stand_in_for_the_driver();
     let (ahead, captures, now) = (RunAhead::default(), Captures::default(), Instant::now());
     let earlier = |ms| now.checked_sub(Duration::from_millis(ms)).expect("the clock has run for longer");
