@@ -29,7 +29,8 @@ pub const MIN_TIMEOUT: Duration = Duration::from_secs(60);
 pub const TIMEOUT_FACTOR: u32 = 4;
 
 /// Packages of libraries and programs that `cuda-rig`'s programs load or start without a declared dependency.
-const BESIDE_RIG: [&str; 5] = ["cuda-shim", "cuda-fake", "cuda-owner", "mediatord", "mediatorctl"];
+const BESIDE_RIG: [&str; 7] =
+    ["cuda-shim", "cuda-fake", "cuda-owner", "cuda-guest", "cuda-worker", "mediatord", "mediatorctl"];
 
 /// A build of the copy.
 pub struct Build {
@@ -107,10 +108,10 @@ impl Build {
     }
 
     /// Builds only the test programs selected by `options`, and, for integration tests, all programs that they may
-    /// start.
+    /// start and libraries that these programs may load.
     pub fn some(&self, options: &[String]) -> Result<Built> {
         if options.iter().any(|option| option.starts_with("--test")) {
-            let started = self.build(&["build", "--bins"])?;
+            let started = self.build(&["build", "--lib", "--bins"])?;
             if matches!(started, Built::Refused(..)) {
                 return Ok(started);
             }
