@@ -193,6 +193,7 @@ mod tests {
         let mut too_much = vec![0; 1 + (9 << 17)];
         too_much[0] = 9 << 20;
         assert_eq!(executor.output.restore(&step(&too_much)), Err(0));
+        assert_eq!(executor.output.step(), None, "no kernel has printed");
         executor.output.restore(&step(&words)).expect("valid");
         assert_eq!(executor.output.step(), Some(step(&words)));
         // The steps of a state together are bounded, too.
@@ -213,7 +214,7 @@ mod tests {
             assert_eq!(control.load(control::OUTPUT), reply[0]);
         }
         assert!(taken == text, "the bytes are those of the kernels");
-        assert_eq!(executor.output.step(), None);
+        assert_eq!(executor.output.step(), Some(step(&[0])), "the next worker expects output");
         // SAFETY: the executor is no longer used.
         unsafe { executor.window().unmap() };
     }

@@ -113,12 +113,13 @@ impl Output {
         [&[text.len() as u64, count as u64][..], &words_of(&taken)].concat()
     }
 
-    /// Returns the step that passes the output to another worker, if there is any.
+    /// Returns the step that passes the output to another worker, or `None` if no kernel has printed. Without output,
+    /// the step lets the other worker expect output.
     pub(crate) fn step(&self) -> Option<Step> {
         let text: Vec<u8> = self.text().iter().copied().collect();
         let words = words_of(&text);
         let words = [&[text.len() as u64][..], &words].concat();
-        (!text.is_empty()).then_some(Step { kind: StepKind::Output, op: 0, route: 0, words, image: None })
+        self.has_printed().then_some(Step { kind: StepKind::Output, op: 0, route: 0, words, image: None })
     }
 
     /// Restores the output of a step.
