@@ -17,7 +17,7 @@ use crate::connection::{self, Connection};
 use crate::frame::{Frame, Handler};
 use crate::result::{INVALID_VALUE, OUT_OF_MEMORY};
 use crate::thread::{self, Thread};
-use crate::{crew, streaming, streams};
+use crate::{copy_threads, streaming, streams};
 
 pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuMemcpy", copy),
@@ -155,12 +155,12 @@ pub fn send<P: Copy + Send>(
 ) -> Result<(), i32> {
     let Sending { op, bytes, wait } = sending;
     let fill = |(part, address): &(P, u64)| fill(part, *address);
-    crew::with(bytes, &fill, |crew| {
+    copy_threads::with(bytes, &fill, |threads| {
         let (mut parts, mut pending) = (parts.peekable(), VecDeque::new());
         let mut state = connection.check(thread.slot()?);
         loop {
             while state.is_ok()
-                && pending.len() <= 2 * crew.helpers()
+                && pending.len() <= 2 * threads.helpers()
                 && let Some(&part) = parts.peek()
             {
                 // A thread that has a buffer must not wait for another one, because the other threads may do the same.
@@ -169,7 +169,7 @@ pub fn send<P: Copy + Send>(
                     false => take_free_piece(connection, thread),
                 };
                 match piece {
-                    Ok(Some(piece)) => pending.push_back((crew.add((part, piece.address)), piece.number, part)),
+                    Ok(Some(piece)) => pending.push_back((threads.add((part, piece.address)), piece.number, part)),
                     Ok(None) => break,
                     Err(code) => {
                         state = Err(code);
@@ -179,7 +179,7 @@ pub fn send<P: Copy + Send>(
                 parts.next();
             }
             let Some((job, number, part)) = pending.pop_front() else { return state };
-            crew.wait(job);
+            threads.wait(job);
             let is_last = pending.is_empty() && (parts.peek().is_none() || state.is_err());
             // The message must be sent even after a failure, because its completion frees the buffer.
             let sent = finish(connection, thread, op, wait && is_last, |message| {
@@ -253,7 +253,7 @@ pub fn receive<P: Copy + Send>(
     let _reading = staging.reading.lock().unwrap_or_else(PoisonError::into_inner);
     let (mut begun, mut failed) = (0, Ok(()));
     let take = |(part, address): &(P, u64)| take(part, *address);
-    crew::with(bytes, &take, |crew| {
+    copy_threads::with(bytes, &take, |threads| {
         let (mut pending, mut copying) = (VecDeque::new(), VecDeque::new());
         loop {
             // Let the worker fill the next buffers while others are copied out. The oldest ones are free first.
@@ -279,11 +279,11 @@ pub fn receive<P: Copy + Send>(
                     failed = Err(code);
                 }
                 if failed.is_ok() {
-                    copying.push_back(crew.add((part, staging.blob.address + piece * staging::PIECE_BYTES)));
+                    copying.push_back(threads.add((part, staging.blob.address + piece * staging::PIECE_BYTES)));
                 }
             }
-            while copying.len() > if is_last { 0 } else { crew.helpers() } {
-                copying.pop_front().into_iter().for_each(|job| crew.wait(job));
+            while copying.len() > if is_last { 0 } else { threads.helpers() } {
+                copying.pop_front().into_iter().for_each(|job| threads.wait(job));
             }
             if is_last {
                 break;

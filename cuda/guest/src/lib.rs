@@ -18,7 +18,7 @@ mod code;
 mod connection;
 mod contexts;
 mod copies;
-mod crew;
+mod copy_threads;
 mod devices;
 mod entry;
 mod errors;

@@ -130,7 +130,7 @@ def main() -> None:
                         for _, process in pair:
                             process.line(ANSWER_S)
                         result = gaps_of(*(json.loads(file.read_text()) for file, _ in pair))
-                    except Gone as error:
+                    except (Gone, IndexError) as error:
                         result = {"error": repr(error)}
                     report["rounds"][-1][f"{name}, {way}"] = result
                     print(f"{name}, {way}: {json.dumps(result)}", flush=True)

@@ -2,8 +2,8 @@
 
 Usage: zeroing.py --json FILE [--seconds N]. Four decode loops run as clients of MPS, then two without MPS, and then
 one. Meanwhile, another process without MPS zeroes a piece of memory 40 times per second, as a card's owner does for new
-chunks: with the driver's memset, with a copy from zeroed card memory, with a copy from zeroed pinned host memory, or it only creates,
-maps and unmaps memory. Two ways zero pinned host memory: with the driver's memset, and with a copy between host memory.
+chunks: with the driver's memset, with a copy from zeroed card memory, with a copy from zeroed pinned host memory, or it
+only creates, maps and unmaps memory. Two ways zero pinned host memory: with the driver's memset, and with a copy between host memory.
 """
 
 import argparse

@@ -91,7 +91,7 @@ impl Core {
         session.turn += 1;
         (session.run, session.waiting) = (Some(session.turn), false);
         let run = Run { turn: session.turn, ..terms };
-        // Other members of a group could start earlier, but they would slow down the last part of its work.
+        // In a group, the other members would start before its work has ended, and slow down the last part.
         let yields = session.pauses && session.version >= VERSION_CONCURRENT && run.report_us == 0;
         tracing::trace!(session = id.0, ?run, "a turn begins");
         self.send(id, FromOwner::Run(run));

@@ -1,5 +1,5 @@
-//! Threads that copy parts of a large copy concurrently. One processor copies 7 to 10 GB/s, which is much less than the
-//! link to the card.
+//! Threads that copy parts of a large copy concurrently. One processor copies memory much slower than the link to the
+//! card.
 //!
 //! The threads exist during one call. So no thread of the library is idle, and a program that forks is not affected.
 
@@ -10,8 +10,8 @@ use std::thread::available_parallelism;
 
 use crate::signals;
 
-/// Minimum size in bytes of a copy for which threads are started. Starting two threads takes less than a tenth of the
-/// time of such a copy.
+/// Minimum size in bytes of a copy for which threads are started. For smaller copies, starting the threads would take a
+/// considerable part of the time.
 const MIN_BYTES: u64 = 8 << 20;
 /// Maximum number of threads in addition to the calling thread. Three threads already exceed the driver's own copies
 /// by far, and the program may need its processors for other work.
@@ -21,7 +21,7 @@ const MAX_HELPERS: usize = 2;
 /// argument, and the query reads files.
 static PROCESSORS: OnceLock<usize> = OnceLock::new();
 
-/// Number of a part, in the order of [`Crew::add`].
+/// Number of a part, in the order of [`CopyThreads::add`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Job(u64);
 
@@ -34,7 +34,7 @@ struct State<P> {
 }
 
 /// Parts of a copy, and the threads that copy them.
-pub struct Crew<'a, P> {
+pub struct CopyThreads<'a, P> {
     copy: &'a (dyn Fn(&P) + Sync),
     state: Mutex<State<P>>,
     changed: Condvar,
@@ -51,31 +51,35 @@ fn helpers(bytes: u64) -> usize {
 }
 
 /// Starts the threads for a copy of `bytes` bytes, calls `work`, and ends the threads. `copy` copies a part.
-pub fn with<P: Send, T>(bytes: u64, copy: &(dyn Fn(&P) + Sync), work: impl FnOnce(&Crew<'_, P>) -> T) -> T {
+pub fn with<P: Send, T>(bytes: u64, copy: &(dyn Fn(&P) + Sync), work: impl FnOnce(&CopyThreads<'_, P>) -> T) -> T {
     with_helpers(helpers(bytes), copy, work)
 }
 
-fn with_helpers<P: Send, T>(helpers: usize, copy: &(dyn Fn(&P) + Sync), work: impl FnOnce(&Crew<'_, P>) -> T) -> T {
+fn with_helpers<P: Send, T>(
+    helpers: usize,
+    copy: &(dyn Fn(&P) + Sync),
+    work: impl FnOnce(&CopyThreads<'_, P>) -> T,
+) -> T {
     let (parts, done) = Default::default();
     let state = Mutex::new(State { parts, added: 0, done, has_ended: false });
-    let crew = Crew { copy, state, changed: Condvar::new(), helpers };
+    let threads = CopyThreads { copy, state, changed: Condvar::new(), helpers };
     if helpers == 0 {
-        return work(&crew);
+        return work(&threads);
     }
     std::thread::scope(|scope| {
         // Without a helper, the calling thread copies all parts, so errors can be ignored.
         signals::blocked(|| {
             for _ in 0..helpers {
-                let _ = std::thread::Builder::new().name("cuda-copy".into()).spawn_scoped(scope, || crew.help());
+                let _ = std::thread::Builder::new().name("cuda-copy".into()).spawn_scoped(scope, || threads.help());
             }
         });
-        let _end = End(&crew);
-        work(&crew)
+        let _end = End(&threads);
+        work(&threads)
     })
 }
 
 /// Ends the threads when it is dropped.
-struct End<'a, 'b, P>(&'a Crew<'b, P>);
+struct End<'a, 'b, P>(&'a CopyThreads<'b, P>);
 
 impl<P> Drop for End<'_, '_, P> {
     fn drop(&mut self) {
@@ -84,7 +88,7 @@ impl<P> Drop for End<'_, '_, P> {
     }
 }
 
-impl<P> Crew<'_, P> {
+impl<P> CopyThreads<'_, P> {
     fn lock(&self) -> MutexGuard<'_, State<P>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -149,17 +153,17 @@ mod tests {
             let copy = |at: &usize| {
                 copied[*at].fetch_add(1, Ordering::SeqCst);
             };
-            with_helpers(helpers, &copy, |crew| {
+            with_helpers(helpers, &copy, |threads| {
                 let mut pending = VecDeque::new();
                 for at in 0..copied.len() {
-                    pending.push_back((at, crew.add(at)));
+                    pending.push_back((at, threads.add(at)));
                     if pending.len() > 7 {
                         let (first, job) = pending.pop_front().expect("eight");
-                        crew.wait(job);
+                        threads.wait(job);
                         assert_eq!(copied[first].load(Ordering::SeqCst), 1);
                     }
                 }
-                pending.drain(..).for_each(|(_, job)| crew.wait(job));
+                pending.drain(..).for_each(|(_, job)| threads.wait(job));
             });
             assert!(copied.iter().all(|times| times.load(Ordering::SeqCst) == 1), "{helpers} helpers");
         }
@@ -171,7 +175,7 @@ mod tests {
         let copy = |_: &u64| {
             copied.fetch_add(1, Ordering::SeqCst);
         };
-        with_helpers(2, &copy, |crew| (0..100).for_each(|part| _ = crew.add(part)));
+        with_helpers(2, &copy, |threads| (0..100).for_each(|part| _ = threads.add(part)));
         assert!(copied.load(Ordering::SeqCst) <= 100);
     }
 
